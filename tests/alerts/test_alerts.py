@@ -55,7 +55,7 @@ def test_every_policy_about_xids_is_documented() -> None:
         assert policy.why in PAGE
 
 
-def test_every_state_of_a_gpu_and_every_series_of_others_is_documented() -> None:
+def test_every_gpu_state_and_external_metric_is_documented() -> None:
     for state in re.findall(r'"state", "(\w+)", "", ""', rules_text()):
         assert f"| `{state}` |" in PAGE
     for metric in EXTERNAL:
@@ -88,7 +88,7 @@ def test_the_watcher_emits_its_alerts_and_no_others() -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_load_nothing_heavy_until_they_are_used() -> None:
+def test_commands_import_heavy_modules_only_on_use() -> None:
     code = "import sys, rankscope.alerts.commands; print(sorted({'httpx', 'uvicorn', 'sqlite3', 'numpy'} & set(sys.modules)))"
     completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert completed.stdout.strip() == "[]", completed.stderr

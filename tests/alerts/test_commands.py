@@ -63,7 +63,7 @@ def events(output: str) -> list[dict[str, Any]]:
         (["--dashboard-url", "https://d.example", "--runbook-url", "http://10.0.0.1/x"], []),
     ],
 )
-def test_links_that_work_on_this_machine_only_are_warned_of(
+def test_local_only_links_cause_a_warning(
     cli: Cli, tmp_path: Path, verb: list[str], addresses: list[str], warned: list[str]
 ) -> None:
     completed = cli("alerts", "rules", *(str(tmp_path / word) if word == "rules" else word for word in verb), *addresses)
@@ -80,7 +80,7 @@ def test_a_bad_runbook_address_is_a_usage_error(cli: Cli) -> None:
         assert (completed.returncode, "geheim" in completed.stderr) == (2, False)
 
 
-def test_help_needs_no_extra_and_what_does_says_how_to_get_it(cli_process: Cli, tmp_path: Path, make_run: Any) -> None:
+def test_help_needs_no_extra_and_watch_names_the_missing_extra(cli_process: Cli, tmp_path: Path, make_run: Any) -> None:
     # Given an installation without httpx
     (tmp_path / "without").mkdir()
     (tmp_path / "without" / "httpx.py").write_text('raise ModuleNotFoundError("No module named \'httpx\'", name="httpx")\n')
@@ -120,7 +120,7 @@ def test_once_finds_the_straggler_of_a_finished_run_and_delivers_it(watch: Any, 
     assert len(sink.accepted) == 1
 
 
-def test_once_tells_that_a_run_became_slower_than_it_was(watch: Any, make_run: Any) -> None:
+def test_once_reports_a_step_regression(watch: Any, make_run: Any) -> None:
     run = make_run(slow=None)
     run.grow(100)
     run.slow = 2
@@ -131,7 +131,7 @@ def test_once_tells_that_a_run_became_slower_than_it_was(watch: Any, make_run: A
     assert fired["TrainingStepRegression"]["summary"].endswith(f"since step {run.steps - 100}.")
 
 
-def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
+def test_run_is_identified_by_the_resolved_path(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2, ended=True)
     other = run.path.with_name("link")
     other.symlink_to(run.path)
@@ -142,7 +142,7 @@ def test_a_run_is_the_same_run_however_its_folder_is_written(watch: Any, make_ru
     assert entry.run == str(run.path)
 
 
-def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
+def test_ended_run_that_cannot_be_analysed_exits_with_status_1(
     cli_process: Cli, state: Path, make_run: Any, tmp_path: Path
 ) -> None:
     run = make_run(slow=2, ended=True)
@@ -163,7 +163,7 @@ def test_a_run_that_ended_and_cannot_be_analysed_is_status_1(
 
 
 @pytest.mark.slow
-def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, unprivileged_watch: Any) -> None:
+def test_unreadable_folder_is_a_one_line_error(make_run: Any, unprivileged_watch: Any) -> None:
     run = make_run()
     run.path.parent.chmod(0)
     try:
@@ -176,7 +176,7 @@ def test_a_folder_one_may_not_look_into_is_one_clear_line(make_run: Any, unprivi
 
 
 @pytest.mark.slow
-def test_a_private_folder_does_not_keep_other_runs_from_being_watched(make_run: Any, unprivileged_watch: Any) -> None:
+def test_private_folder_does_not_hide_other_runs(make_run: Any, unprivileged_watch: Any) -> None:
     run, private = make_run("llama", slow=2), make_run("private")
     run.end()
     private.path.chmod(0)
@@ -188,7 +188,7 @@ def test_a_private_folder_does_not_keep_other_runs_from_being_watched(make_run: 
     assert "FIRING" in completed.stdout
 
 
-def test_a_webhook_that_refuses_is_named_without_its_secret(watch: Any, make_run: Any, sink: Any) -> None:
+def test_refusing_webhook_is_named_without_the_secret(watch: Any, make_run: Any, sink: Any) -> None:
     run = make_run(slow=2, ended=True)
     sink.answers = [422]
     completed = watch(run.path, "--once", env={"RANKSCOPE_ALERTS_WEBHOOK": f"{sink.url}/secret"})
@@ -237,7 +237,7 @@ def test_alerts_are_delivered_also_when_nothing_can_be_printed(
 
 
 @pytest.mark.slow
-def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path) -> None:
+def test_closed_stdout_without_receivers_ends_the_watcher(make_run: Any, state: Path) -> None:
     run = make_run(slow=2, ended=True)
     command = [sys.executable, "-m", "rankscope", "alerts", "watch", run.path, "--once", "--state", state]
     reading, writing = os.pipe()
@@ -247,7 +247,7 @@ def test_with_nobody_to_tell_a_closed_pipe_is_the_end(make_run: Any, state: Path
     assert (completed.returncode, completed.stderr) == (141, "")
 
 
-def test_what_is_no_folder_is_no_state_and_stays_where_it_is(watch: Any, make_run: Any, tmp_path: Path) -> None:
+def test_state_path_that_is_no_folder_is_refused_and_kept(watch: Any, make_run: Any, tmp_path: Path) -> None:
     run, file = make_run().path, tmp_path / "file"
     file.write_text("my novel")
     completed = watch(run, "--once", "--state", file)
@@ -261,7 +261,7 @@ def test_what_is_no_folder_is_no_state_and_stays_where_it_is(watch: Any, make_ru
     assert (file.read_text(), (tmp_path / "folder" / "alerts.sqlite").is_fifo()) == ("my novel", True)
 
 
-def test_a_damaged_store_costs_one_line_not_the_alerts(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
+def test_damaged_store_is_reported_and_alerts_are_delivered(watch: Any, make_run: Any, sink: Any, state: Path) -> None:
     run = make_run(slow=2, ended=True)
     state.mkdir()
     (state / "alerts.sqlite").write_bytes(bytes(100_000))
@@ -274,7 +274,7 @@ def test_a_damaged_store_costs_one_line_not_the_alerts(watch: Any, make_run: Any
 
 
 @pytest.mark.slow
-def test_an_unwritable_state_folder_costs_one_line_not_the_alerts(
+def test_unwritable_state_folder_is_reported_and_alerts_are_delivered(
     make_run: Any, sink: Any, tmp_path: Path, unprivileged_watch: Any
 ) -> None:
     run = make_run(slow=2, ended=True)
@@ -286,7 +286,7 @@ def test_an_unwritable_state_folder_costs_one_line_not_the_alerts(
     assert all(fact in line for fact in (f"{tmp_path}/read-only/state", "Permission denied"))
 
 
-def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> None:
+def test_findings_are_printed_without_receivers(watch: Any, make_run: Any) -> None:
     run = make_run(slow=1, ended=True)
     completed = watch(run.path, "--once")
     assert completed.returncode == 0
@@ -295,7 +295,7 @@ def test_with_nobody_to_tell_findings_are_printed(watch: Any, make_run: Any) -> 
 
 
 @pytest.mark.parametrize("what", ["missing", "file", "empty folder", "broken"])
-def test_a_path_that_cannot_be_watched_is_one_clear_line(watch: Any, tmp_path: Path, what: str) -> None:
+def test_path_that_cannot_be_watched_is_a_one_line_error(watch: Any, tmp_path: Path, what: str) -> None:
     path = tmp_path / "run"
     if what == "file":
         path.write_text("")
@@ -327,7 +327,7 @@ def test_wrong_options_are_usage_errors(watch: Any, tmp_path: Path, options: lis
     assert "hook" not in completed.stderr.replace("--webhook", "")
 
 
-def test_there_is_one_state_per_watched_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_watched_folder_has_one_state_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
     first, second = watcher_state(tmp_path / "a"), watcher_state(tmp_path / "b")
     assert first != second
@@ -357,7 +357,7 @@ def test_a_live_run_is_followed_to_its_end(make_run: Any, sink: Any, state: Path
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
+def test_signal_during_a_delivery_ends_the_watcher_cleanly(
     make_run: Any, sink: Any, state: Path, watch: Any, number: signal.Signals
 ) -> None:
     run = make_run(slow=2)
@@ -376,7 +376,7 @@ def test_a_signal_ends_it_cleanly_even_in_the_midst_of_a_delivery(
 
 
 @pytest.mark.slow
-def test_a_folder_of_runs_is_followed_until_told_to_stop(make_run: Any, sink: Any, state: Path) -> None:
+def test_folder_of_runs_is_followed_until_sigterm(make_run: Any, sink: Any, state: Path) -> None:
     make_run("over", slow=1).end()
     runs = make_run("quiet", slow=None).path.parent
     with WatchProcess(runs, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state, "--webhook", sink.url) as watch:

@@ -44,12 +44,12 @@ def test_the_table_shows_transfer_bandwidth_and_share() -> None:
     ]
 
 
-def test_what_has_no_figure_at_all_needs_no_table() -> None:
+def test_rows_without_any_figure_have_no_table() -> None:
     assert not table(row(transfer_us=None, bus_gb_s=None))
     assert not table()
 
 
-def test_a_terminal_shows_the_costliest_rows_and_the_longest_waits() -> None:
+def test_table_shows_the_costliest_rows_and_longest_waits() -> None:
     waits = [DirectedWait(op="send", group="pp", waiter=n + 1, origin=n, count=n + 1, wait_us=5000.0) for n in range(6)]
     lines = table(*[row()] * (SHOWN_ROWS + 1), waits=waits, excluded={"p2p": 3}, unmatched_by={"rank_missing": 2}).splitlines()
     assert "1 more row not shown; --format json has all" in lines
@@ -62,13 +62,13 @@ def test_a_terminal_shows_the_costliest_rows_and_the_longest_waits() -> None:
     ]
 
 
-def test_counts_of_reasons_are_sentences_in_either_number() -> None:
+def test_reason_counts_are_worded_in_singular_and_plural() -> None:
     assert reasons_text({"call_missing": 10}) == "10 operations without a call in the trace"
     assert reasons_text({"incomplete": 1, "p2p": 1200}) == "1 operation missing on some ranks, 1,200 between two ranks"
     assert reasons_text({"of_a_later_version": 2}) == "2 operations (of a later version)"
 
 
-def test_the_table_fits_80_columns_whatever_the_group_is_called() -> None:
+def test_table_fits_80_columns_with_a_long_group_name() -> None:
     text = table(row(group="mesh_" * 20, expected_gb_s=62.5, share=0.5), width=80)
     assert max(map(len, text.splitlines())) <= 80
     assert "wait  bus" in table(row(group="mesh_" * 20, expected_gb_s=62.5, share=0.5), width=100)
@@ -78,11 +78,11 @@ def test_the_table_fits_80_columns_whatever_the_group_is_called() -> None:
 @pytest.mark.parametrize(
     ("number", "text"), [(0, "0 B"), (1023, "1023 B"), (1536, "1.5 KiB"), (25 << 20, "25 MiB"), (1 << 62, "4096 PiB")]
 )
-def test_bytes_for_people(number: int, text: str) -> None:
+def test_byte_sizes_are_formatted_readably(number: int, text: str) -> None:
     assert size(number) == text
 
 
-def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Path) -> None:
+def test_command_compares_with_the_stated_link(cli: Cli, shared_data: Path) -> None:
     completed = cli("analyze", shared_data / "traces" / "dlrm_8ranks_v100", "--link", "nvlink2", "--format", "json")
     assert completed.returncode == 0, completed.stderr
     rows = json.loads(completed.stdout)["collectives"]["by_op"]
@@ -99,7 +99,7 @@ def test_the_command_compares_with_the_link_it_is_told(cli: Cli, shared_data: Pa
         (["eth-100:2", "ib-ndr"], "a second link between hosts"),
     ],
 )
-def test_a_link_that_makes_no_sense_is_a_usage_error(cli: Cli, tmp_path: Path, links: list[str], message: str) -> None:
+def test_invalid_link_is_a_usage_error(cli: Cli, tmp_path: Path, links: list[str], message: str) -> None:
     completed = cli("analyze", tmp_path, *[part for link in links for part in ("--link", link)])
     assert completed.returncode == 2
     assert message in completed.stderr

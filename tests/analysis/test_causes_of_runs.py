@@ -41,7 +41,7 @@ def sections(tag: str, us: float, *, where: Callable[[int, int], bool]) -> Calla
 @pytest.mark.parametrize("tag", ["checkpoint", "eval"])
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("phase", ["forward", "backward", "between_steps", "data"])
-def test_a_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, tag: str, every: int, phase: str) -> None:
+def test_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, tag: str, every: int, phase: str) -> None:
     # Given a rank that sleeps, and pickles a scalar in the same steps, as the recorder measured
     plan = at(0, every, us=60_000 * every, phase=phase, tags=[tag])
     fields = sections(tag, 100.0, where=lambda rank, step: rank == 0 and step % every == 0)
@@ -57,13 +57,13 @@ def test_a_short_activity_beside_a_delay_is_not_the_cause(synthetic: Synthetic, 
 
 @pytest.mark.parametrize("tag", ["checkpoint", "eval"])
 @pytest.mark.parametrize("phase", ["forward", "backward", "optimizer"])
-def test_a_tag_on_all_steps_explains_no_delay_elsewhere(synthetic: Synthetic, tag: str, phase: str) -> None:
+def test_tag_on_all_steps_does_not_explain_a_delay_elsewhere(synthetic: Synthetic, tag: str, phase: str) -> None:
     # Also in recordings that did not measure activities
     verdict = analyse(synthetic(device_kind="cpu", plan=at(0, us=30_000, phase=phase, tags=[tag]))).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", phase), verdict.summary
 
 
-def test_a_checkpoint_in_steps_that_are_slow_in_forward_is_no_cause(synthetic: Synthetic) -> None:
+def test_checkpoint_in_steps_slow_in_forward_is_not_the_cause(synthetic: Synthetic) -> None:
     plan = at(0, 8, us=300_000, tags=["checkpoint"])
     verdict = analyse(synthetic(steps=160, device_kind="cpu", plan=plan)).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (0, "host", "forward"), verdict.summary
@@ -72,7 +72,7 @@ def test_a_checkpoint_in_steps_that_are_slow_in_forward_is_no_cause(synthetic: S
 @pytest.mark.parametrize(("tag", "cause"), [("checkpoint", "checkpoint"), ("eval", "evaluation")])
 @pytest.mark.parametrize("every", [1, 4])
 @pytest.mark.parametrize("measured", [True, False])
-def test_an_activity_with_most_of_the_delay_is_the_cause(
+def test_activity_with_most_of_the_delay_is_the_cause(
     synthetic: Synthetic, tag: str, cause: str, *, every: int, measured: bool
 ) -> None:
     us = 60_000 * every
@@ -89,7 +89,7 @@ def test_an_activity_with_most_of_the_delay_is_the_cause(
 
 
 @pytest.mark.parametrize(("checkpoint", "evaluation", "cause"), [(0.7, 0.2, "checkpoint"), (0.2, 0.7, "evaluation")])
-def test_measured_activities_of_the_same_steps_are_told_apart(
+def test_longer_of_two_activities_in_the_same_steps_is_the_cause(
     synthetic: Synthetic, checkpoint: float, evaluation: float, cause: str
 ) -> None:
     us = 300_000
@@ -151,7 +151,7 @@ def test_more_calls_are_more_work(synthetic: Synthetic, slow: dict[str, tuple[in
     assert not any(word in told(analysis) for word in ("clock", "temperature", "GPU"))
 
 
-def test_as_many_calls_that_take_longer_are_the_same_work(synthetic: Synthetic) -> None:
+def test_equal_calls_that_take_longer_are_the_same_work(synthetic: Synthetic) -> None:
     slow = {"aten::conv2d": (6, 13_750.0), "aten::linear": (4, 1_000.0)}
     analysis = profiled(busy_rank(synthetic), {rank: slow if rank == 2 else USUAL for rank in range(4)})
     verdict = analysis.verdict
@@ -180,7 +180,7 @@ def test_as_many_calls_that_take_longer_are_the_same_work(synthetic: Synthetic) 
         ),
     ],
 )
-def test_the_work_is_claimed_as_far_as_it_was_counted(
+def test_same_work_is_claimed_only_as_far_as_it_was_counted(
     synthetic: Synthetic, calls: dict[int, dict[str, tuple[int, float]]], fields: dict[str, Any], claim: str | None
 ) -> None:
     verdict = profiled(busy_rank(synthetic, fields=lambda *_: fields), calls).verdict
@@ -189,7 +189,7 @@ def test_the_work_is_claimed_as_far_as_it_was_counted(
         assert (item in verdict.summary) == (item == claim), verdict.summary
 
 
-def test_a_kernel_in_place_of_another_is_not_more_work(synthetic: Synthetic) -> None:
+def test_kernel_in_place_of_another_is_not_more_work(synthetic: Synthetic) -> None:
     slow = {"mkldnn::conv_slow": (6, 13_750.0), "aten::linear": (4, 1_000.0)}
     verdict = profiled(busy_rank(synthetic), {rank: slow if rank == 2 else USUAL for rank in range(4)}).verdict
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, "compute", None), verdict.summary
@@ -197,7 +197,7 @@ def test_a_kernel_in_place_of_another_is_not_more_work(synthetic: Synthetic) -> 
 
 
 @pytest.mark.parametrize(("each_us", "calls"), [(6_000.0, 16), (16_000.0, 6)])
-def test_calls_of_kernels_tell_the_work_of_a_device_too(synthetic: Synthetic, each_us: float, calls: int) -> None:
+def test_kernel_call_counts_separate_more_work_from_a_slow_device(synthetic: Synthetic, each_us: float, calls: int) -> None:
     run = synthetic(plan=at(2, us=60_000, cpu=True)).write()
     usual, slow = {"sgemm": (6, 6_000.0)}, {"sgemm": (calls, each_us)}
     verdict = profiled(run, {rank: slow if rank == 2 else usual for rank in range(4)}, kind="cuda").verdict
@@ -206,7 +206,7 @@ def test_calls_of_kernels_tell_the_work_of_a_device_too(synthetic: Synthetic, ea
     assert ("sgemm runs 16 times" if more else "its device needs longer for the same work") in verdict.summary
 
 
-def test_more_calls_than_the_costliest_ten_show_are_not_made_up(synthetic: Synthetic) -> None:
+def test_calls_outside_the_costliest_ten_are_not_taken_for_more_work(synthetic: Synthetic) -> None:
     # Given ten costlier operators on the peers, which hide as many calls of the last one as the rank makes
     costly = {f"aten::op{number}": (1, 12_000.0 - number) for number in range(9)}
     slow, usual = {**costly, "aten::add": (10, 1_190.0)}, {**costly, "aten::op9": (1, 11_950.0)}
@@ -214,7 +214,7 @@ def test_more_calls_than_the_costliest_ten_show_are_not_made_up(synthetic: Synth
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (2, "compute", None), verdict.summary
 
 
-def test_calls_of_steps_in_which_the_rank_was_not_slow_are_no_evidence(synthetic: Synthetic) -> None:
+def test_calls_of_steps_without_slowness_are_no_evidence(synthetic: Synthetic) -> None:
     run = synthetic(steps=120, device_kind="cpu", plan=at(3, 4, us=200_000, cpu=True)).write()
     slow = {"aten::mm": (5, 60_000.0)}
     verdict = profiled(run, {rank: slow if rank == 3 else {"aten::mm": (5, 10.0)} for rank in range(4)}, (9, 10, 11)).verdict
@@ -231,7 +231,7 @@ def stacks(line: int, samples: int) -> StackSamples:
 
 
 @pytest.mark.parametrize("reached", [True, False])
-def test_a_line_that_healthy_ranks_never_reach_is_other_work(synthetic: Synthetic, reached: bool) -> None:
+def test_line_that_healthy_ranks_never_reach_is_other_work(synthetic: Synthetic, reached: bool) -> None:
     run = busy_rank(synthetic)
     for rank in range(4):
         append(rank_dir(run, 0, rank), "stacks", stacks(88 if rank == 2 or reached else 9, 60 if rank == 2 else 15))
@@ -248,7 +248,7 @@ def test_a_line_that_healthy_ranks_never_reach_is_other_work(synthetic: Syntheti
 
 @pytest.mark.parametrize("loaders", [(0,), (0, 2)])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_rank_that_loads_data_alone_is_compared_with_ranks_that_do_not(
+def test_rank_that_alone_loads_data_is_compared_with_the_other_ranks(
     synthetic: Synthetic, loaders: tuple[int, ...], kind: str
 ) -> None:
     def fields(rank: int, step: int) -> dict[str, Any]:
@@ -271,7 +271,7 @@ def test_a_rank_that_loads_data_alone_is_compared_with_ranks_that_do_not(
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
 @pytest.mark.parametrize("every", [1, 3])
-def test_the_profiler_of_the_script_on_one_rank_is_the_cause(synthetic: Synthetic, kind: str, every: int) -> None:
+def test_script_profiler_on_one_rank_is_the_cause(synthetic: Synthetic, kind: str, every: int) -> None:
     plan = at(0, every, us=60_000 * every, cpu=True, tags=["profiler"])
     analysis = analyse(synthetic(steps=120, device_kind=kind, plan=plan))
     verdict = analysis.verdict
@@ -289,7 +289,7 @@ def test_the_profiler_of_the_script_on_one_rank_is_the_cause(synthetic: Syntheti
         ({"us": 60_000, "cpu": True, "elements": 2.0}, lambda rank: rank == 0, "imbalance"),
     ],
 )
-def test_a_profiler_beside_another_cause_is_not_the_cause(
+def test_profiler_beside_another_cause_is_not_the_cause(
     synthetic: Synthetic, extra: dict[str, Any], tagged: Callable[[int], bool], cause: str
 ) -> None:
     plan: Plan = lambda rank, _: (extra if rank == 0 else {}) | ({"tags": ["profiler"]} if tagged(rank) else {})  # noqa: E731
@@ -297,7 +297,7 @@ def test_a_profiler_beside_another_cause_is_not_the_cause(
     assert (verdict.rank, verdict.cause, verdict.explained_by) == (0, cause, None), verdict.summary
 
 
-def test_a_rank_as_slow_without_its_profiler_is_slow_for_another_reason(synthetic: Synthetic) -> None:
+def test_rank_equally_slow_without_its_profiler_has_another_cause(synthetic: Synthetic) -> None:
     def plan(rank: int, step: int) -> dict[str, Any] | None:
         return {"us": 60_000, "cpu": True, "tags": ["profiler"] if step % 3 else []} if rank == 0 else None
 
@@ -311,7 +311,7 @@ def test_a_rank_as_slow_without_its_profiler_is_slow_for_another_reason(syntheti
 @pytest.mark.parametrize(("tag", "cause"), [("eval", "evaluation"), ("checkpoint", "checkpoint")])
 @pytest.mark.parametrize(("kind", "cpu"), [("cpu", True), ("cpu", False), ("cuda", True)])
 @pytest.mark.parametrize("every", [4, 1])
-def test_an_activity_of_all_ranks_is_the_limit(
+def test_activity_of_all_ranks_limits_the_step(
     synthetic: Synthetic, tag: str, cause: str, *, kind: str, cpu: bool, every: int
 ) -> None:
     us = 200_000 * every
@@ -328,13 +328,13 @@ def test_an_activity_of_all_ranks_is_the_limit(
     assert any(word in verdict.next[0] for word in ("Evaluate", "checkpoints"))
 
 
-def test_an_evaluation_in_forward_that_the_script_tags_is_the_limit(synthetic: Synthetic) -> None:
+def test_tagged_evaluation_in_forward_limits_the_step(synthetic: Synthetic) -> None:
     plan = at(every=4, us=800_000, cpu=True, tags=["eval"])
     verdict = analyse(synthetic(steps=80, noise=0.01, device_kind="cpu", plan=plan)).verdict
     assert (verdict.kind, verdict.cause) == ("host_bound", "evaluation"), verdict.summary
 
 
-def test_host_code_beside_a_short_evaluation_is_still_looked_at(synthetic: Synthetic) -> None:
+def test_host_code_beside_a_short_evaluation_is_still_the_cause(synthetic: Synthetic) -> None:
     plan: Plan = lambda _, step: {"phase": "between_steps", "us": 200_000, "tags": ["eval"] if step % 4 == 0 else []}  # noqa: E731
     analysis = analyse(synthetic(steps=80, noise=0.01, device_kind="cpu", plan=plan))
     assert (analysis.verdict.cause, analysis.verdict.phase) == ("host", "between_steps"), analysis.verdict.summary
@@ -354,15 +354,13 @@ def test_host_code_beside_a_short_evaluation_is_still_looked_at(synthetic: Synth
         ({}, "host"),
     ],
 )
-def test_a_moving_slowness_has_the_cause_of_the_ranks_it_moves_between(
-    synthetic: Synthetic, extra: dict[str, Any], cause: str
-) -> None:
+def test_rotating_slowness_has_the_cause_of_its_ranks(synthetic: Synthetic, extra: dict[str, Any], cause: str) -> None:
     run = synthetic(steps=80, device_kind="cpu", plan=lambda rank, step: {"us": 90_000, **extra} if step % 4 == rank else None)
     analysis = analyse(run)
     assert (analysis.verdict.pattern, analysis.verdict.cause) == ("rotating", cause), analysis.verdict.summary
 
 
-def test_most_of_the_ranks_of_a_moving_slowness_decide_its_cause(synthetic: Synthetic) -> None:
+def test_majority_of_ranks_decides_the_cause_of_rotating_slowness(synthetic: Synthetic) -> None:
     # Given a worst rank that sleeps, while the others collect garbage
     def plan(rank: int, step: int) -> dict[str, Any] | None:
         if step % 4 != rank:

@@ -34,14 +34,14 @@ def test_each_part_of_a_run_has_its_own_verdict(synthetic: Synthetic) -> None:
     assert any("steps 60 to 119" in warning for warning in late.source.warnings)
 
 
-def test_what_is_known_of_the_whole_run_only_is_not_said_of_a_part(synthetic: Synthetic) -> None:
+def test_figures_of_the_whole_run_are_left_out_for_chosen_steps(synthetic: Synthetic) -> None:
     run = synthetic(steps=120, rank_fields={"recorder_cost_us": 1e5, "unwritten_steps": 40}).write()
     whole, part = analyze([run]).source, analyze([run], steps=(20, 60)).source
     assert (whole.recorder_share is None, whole.coverage) == (False, 0.75)
     assert (part.recorder_share, part.coverage) == (None, 1.0)
 
 
-def test_of_too_few_chosen_steps_the_advice_is_to_choose_more(synthetic: Synthetic) -> None:
+def test_too_few_chosen_steps_lead_to_the_advice_to_choose_more(synthetic: Synthetic) -> None:
     run = synthetic(steps=40).write()
     verdict = analyze([run], steps=(20, 21)).verdict
     assert verdict.kind == "insufficient_data"
@@ -50,14 +50,12 @@ def test_of_too_few_chosen_steps_the_advice_is_to_choose_more(synthetic: Synthet
 
 
 @pytest.mark.parametrize("steps", [(40, 50), (40, None)])
-def test_steps_that_were_not_recorded_are_an_error_that_says_which_were(
-    synthetic: Synthetic, steps: tuple[int, int | None]
-) -> None:
+def test_unrecorded_steps_are_an_error_with_the_recorded_range(synthetic: Synthetic, steps: tuple[int, int | None]) -> None:
     with pytest.raises(InputError, match="no such steps: there are steps 0 to 39"):
         analyze([synthetic(steps=40).write()], steps=steps)
 
 
-def test_steps_of_traces_cannot_be_chosen(tmp_path: Path) -> None:
+def test_choosing_steps_of_traces_is_refused(tmp_path: Path) -> None:
     (tmp_path / "rank-0.json").write_text('{"traceEvents": []}')
     with pytest.raises(InputError, match="of a recorded run only"):
         analyze([tmp_path], steps=(1, 2))
@@ -71,7 +69,7 @@ def run(synthetic: Callable[..., Any]) -> Path:
     return path
 
 
-def test_they_are_those_of_the_reader(run: Path) -> None:
+def test_chosen_records_equal_those_of_the_reader(run: Path) -> None:
     reader = RunReader(run)
     records = step_records(reader, 0, 1, range(10, 13))
     assert records == [record for record in reader.steps(0, 1) if record.step in range(10, 13)]
@@ -82,7 +80,7 @@ def test_they_are_those_of_the_reader(run: Path) -> None:
     ]
 
 
-def test_impossible_records_are_left_out_and_the_last_of_a_step_comes_last(run: Path) -> None:
+def test_impossible_records_are_left_out_and_the_last_of_a_step_wins(run: Path) -> None:
     rows = load(steps_file(run, 1))
     rows["wall_us"][11] = np.nan
     rows["start_unix_ns"][12] = -1
@@ -97,6 +95,6 @@ def test_impossible_records_are_left_out_and_the_last_of_a_step_comes_last(run: 
 
 
 @pytest.mark.parametrize("steps", [range(500, 600), range(0), range(-5, 0)])
-def test_there_may_be_none(run: Path, steps: range) -> None:
+def test_missing_steps_or_ranks_yield_no_records(run: Path, steps: range) -> None:
     assert step_records(RunReader(run), 0, 1, steps) == []
     assert step_records(RunReader(run), 0, 9, range(40)) == []

@@ -45,7 +45,7 @@ def test_files_folders_and_patterns_find_the_same_traces(tmp_path: Path) -> None
     assert by_file.verdict.summary.startswith("Rank 1 on host n1 makes the other 2 ranks wait")
 
 
-def test_an_unreadable_trace_is_an_error_when_it_was_named(tmp_path: Path) -> None:
+def test_unreadable_trace_given_by_name_is_an_error(tmp_path: Path) -> None:
     good = trace(tmp_path / "rank-0.json")
     bad = tmp_path / "rank-1.json"
     bad.write_text("{")
@@ -55,7 +55,7 @@ def test_an_unreadable_trace_is_an_error_when_it_was_named(tmp_path: Path) -> No
         analyze([bad])
 
 
-def test_an_unreadable_trace_in_a_folder_lowers_coverage_and_is_named(tmp_path: Path) -> None:
+def test_unreadable_trace_in_a_folder_lowers_coverage_and_is_named(tmp_path: Path) -> None:
     for rank in range(3):
         trace(tmp_path / f"rank-{rank}.json")
     (tmp_path / "rank-3.json").write_text("{")
@@ -66,7 +66,7 @@ def test_an_unreadable_trace_in_a_folder_lowers_coverage_and_is_named(tmp_path: 
         assert any("rank-3.json" in warning and "truncated" in warning for warning in analysis.source.warnings)
 
 
-def test_a_folder_whose_only_trace_is_unreadable_is_an_error(tmp_path: Path) -> None:
+def test_folder_with_only_an_unreadable_trace_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "rank-0.json").write_text("{")
     with pytest.raises(InputError, match=r"rank-0\.json.*truncated"):
         analyze([tmp_path])
@@ -78,7 +78,7 @@ def test_two_traces_of_one_rank_are_not_compared(tmp_path: Path) -> None:
     assert "both of rank 0 at the same time" in analysis.verdict.summary
 
 
-def test_among_several_traces_each_must_tell_its_rank(tmp_path: Path) -> None:
+def test_each_of_several_traces_must_identify_its_rank(tmp_path: Path) -> None:
     nameless = trace(tmp_path / "trace.json")
     assert analyze([nameless]).ranks[0].rank == 0
     analysis = analyze([nameless, trace(tmp_path / "rank-1.json")])
@@ -87,7 +87,7 @@ def test_among_several_traces_each_must_tell_its_rank(tmp_path: Path) -> None:
     assert "rank-0.json.gz" in analysis.verdict.next[0]
 
 
-def test_nothing_there_is_an_error_that_says_what_was_looked_for(tmp_path: Path) -> None:
+def test_missing_input_is_an_error_that_names_the_searched_path(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         analyze([tmp_path / "gone"])
     with pytest.raises(InputError, match="no file matches"):
@@ -98,7 +98,7 @@ def test_nothing_there_is_an_error_that_says_what_was_looked_for(tmp_path: Path)
         analyze([])
 
 
-def test_a_folder_of_runs_says_which_runs_there_are(synthetic: Callable[..., Any]) -> None:
+def test_folder_of_runs_is_an_error_that_names_a_run(synthetic: Callable[..., Any]) -> None:
     run = synthetic(steps=3).write()
     with pytest.raises(InputError, match=f"a folder of runs; name one of them, such as {run}"):
         analyze([run.parent])
@@ -112,20 +112,20 @@ def test_several_runs_and_runs_mixed_with_traces_are_refused(synthetic: Callable
         analyze([run, trace(tmp_path / "rank-0.json")])
 
 
-def test_a_trace_of_one_rank_of_a_larger_world_judges_nobody(tmp_path: Path) -> None:
+def test_trace_of_one_rank_of_a_larger_world_accuses_no_rank(tmp_path: Path) -> None:
     analysis = analyze([trace(tmp_path / "rank-0.json", rank=0, world_size=8)])
     assert analysis.verdict.kind == "insufficient_data"
     assert "1 rank of 8" in analysis.verdict.summary
     assert analysis.source.coverage == pytest.approx(1 / 8)
 
 
-def test_a_trace_of_a_job_of_one_is_judged_for_what_limits_it(tmp_path: Path) -> None:
+def test_trace_of_a_one_rank_job_is_judged_by_its_limit(tmp_path: Path) -> None:
     analysis = analyze([trace(tmp_path / "rank-0.json", rank=0, world_size=1)])
     assert analysis.verdict.kind in {"communication_bound", "balanced"}
     assert "one rank" in analysis.verdict.summary
 
 
-def test_equal_ranks_accuse_nobody(tmp_path: Path) -> None:
+def test_equal_ranks_are_not_accused(tmp_path: Path) -> None:
     for rank in range(4):
         trace(tmp_path / f"rank-{rank}.json", rank=rank, world_size=4)
     analysis = analyze([tmp_path])
@@ -134,14 +134,14 @@ def test_equal_ranks_accuse_nobody(tmp_path: Path) -> None:
     assert analysis.collectives.matched == 10
 
 
-def test_a_run_that_lost_its_run_json_is_not_taken_for_a_folder_of_traces(synthetic: Callable[..., Any]) -> None:
+def test_run_without_run_json_is_not_read_as_a_folder_of_traces(synthetic: Callable[..., Any]) -> None:
     run = synthetic(steps=3).write()
     (run / "run.json").unlink()
     with pytest.raises(InputError, match=r"looks like a run directory.*run\.json is missing"):
         analyze([run])
 
 
-def test_a_named_pipe_is_no_trace_and_is_not_waited_for(tmp_path: Path) -> None:
+def test_named_pipe_is_no_trace_and_does_not_block(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "rank-1.json")
     trace(tmp_path / "rank-0.json", rank=0, world_size=1)
     with pytest.raises(InputError, match="not a regular file"):
@@ -149,12 +149,12 @@ def test_a_named_pipe_is_no_trace_and_is_not_waited_for(tmp_path: Path) -> None:
     assert [row.rank for row in analyze([tmp_path]).ranks] == [0]
 
 
-def test_a_link_to_a_trace_is_a_trace(tmp_path: Path) -> None:
+def test_link_to_a_trace_is_read(tmp_path: Path) -> None:
     (tmp_path / "rank-0.json").symlink_to(trace(tmp_path / "elsewhere" / "t.json", rank=0, world_size=1))
     assert analyze([tmp_path / "rank-0.json"]).ranks[0].rank == 0
 
 
-def test_nobody_is_nobody_among_the_traces_at_hand(tmp_path: Path) -> None:
+def test_no_rank_verdict_names_the_number_of_ranks_with_traces(tmp_path: Path) -> None:
     # given three ranks of four, whose collectives were of a group of these three
     for rank in range(3):
         path = trace(tmp_path / f"rank-{rank}.json", rank=rank, world_size=4)
@@ -168,7 +168,7 @@ def test_nobody_is_nobody_among_the_traces_at_hand(tmp_path: Path) -> None:
     assert "No rank makes the others wait beyond chance among the 3 of 4 ranks with traces" in analysis.verdict.summary
 
 
-def test_too_few_collectives_to_exclude_chance_are_not_called_balanced(tmp_path: Path) -> None:
+def test_too_few_collectives_to_exclude_chance_are_not_balanced(tmp_path: Path) -> None:
     # given rank 1 late in six steps of seven, and rank 0 in the other
     for rank in range(2):
         trace(tmp_path / f"rank-{rank}.json", late=(3).__eq__ if rank == 0 else (3).__ne__, steps=7)
@@ -178,7 +178,7 @@ def test_too_few_collectives_to_exclude_chance_are_not_called_balanced(tmp_path:
     assert "trace more steps" in verdict.summary
 
 
-def test_traced_operations_are_for_what_if(tmp_path: Path) -> None:
+def test_traced_operations_are_refused_outside_whatif(tmp_path: Path) -> None:
     file = tmp_path / "trace-job.parquet"
     with pytest.raises(InputError, match="no such file"):
         analyze([file])
@@ -188,6 +188,6 @@ def test_traced_operations_are_for_what_if(tmp_path: Path) -> None:
             analyze([path])
 
 
-def test_a_run_may_be_named_by_its_file(synthetic: Callable[..., Any]) -> None:
+def test_run_may_be_given_by_its_file(synthetic: Callable[..., Any]) -> None:
     run = synthetic(steps=3).write()
     assert analyze([run / "run.json"]) == analyze([run])

@@ -34,7 +34,7 @@ def fleet(fault_us: float = 20_000.0, *, ranks: int = 4, **more: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_two_kinds_are_written_judged_and_printed_with_their_budgets() -> None:
+def test_benchmark_reports_two_kinds_with_their_budgets() -> None:
     kinds = ["a slow rank, 8 ranks", "healthy, 35 steps, 8 ranks"]
     command = [sys.executable, "-m", "benchmarks.fleets.fleet_truth", "--seeds", "1", "--jobs", "1", "--only", *kinds]
     completed = subprocess.run(command, capture_output=True, text=True, timeout=300, check=False)
@@ -81,7 +81,7 @@ def test_a_failed_budget_fails_the_command() -> None:
         importlib.import_module("benchmarks.common.result").finish({}, [{"ok": False}], {})
 
 
-def test_the_true_saving_is_that_of_the_same_job_without_the_fault() -> None:
+def test_true_saving_equals_that_of_the_job_without_the_fault() -> None:
     assert fleet().saving == pytest.approx(1 - 84 / 104)
     assert fleet(meets_every=8).saving == pytest.approx(1 - (8 * 80 + 4) / (8 * 100 + 4))
     assert fleet().without_fault().saving == 0
@@ -91,7 +91,7 @@ def test_the_true_saving_is_that_of_the_same_job_without_the_fault() -> None:
     assert stopped.rare_share == pytest.approx(1000 / (STEPS * 84 + 1000))
 
 
-def test_all_ranks_wait_for_the_last_one_where_they_meet() -> None:
+def test_all_ranks_wait_for_the_last_one_at_meetings() -> None:
     blocked = fleet(meets_every=8).blocked
     assert set(np.flatnonzero(blocked[0])) == set(range(7, STEPS, 8))
     assert blocked[0, 7] == pytest.approx(8 * 20_000 + 4_000)
@@ -99,7 +99,7 @@ def test_all_ranks_wait_for_the_last_one_where_they_meet() -> None:
     assert fleet().waiting == pytest.approx(0.75 * 20 / 104)
 
 
-def test_a_written_run_has_the_own_times_and_lacks_the_missing_records(tmp_path: Path) -> None:
+def test_written_run_has_the_own_times_without_the_missing_records(tmp_path: Path) -> None:
     missing = np.zeros((4, STEPS), bool)
     missing[2, 5:8] = True
     planted = fleet(missing=missing, absent=(3,), tags={(0, 9): "checkpoint"})
@@ -114,7 +114,7 @@ def test_a_written_run_has_the_own_times_and_lacks_the_missing_records(tmp_path:
     assert analysis.verdict.ranks == [1]
 
 
-def test_the_last_of_two_attempts_has_the_fault_that_counts(tmp_path: Path) -> None:
+def test_fault_of_the_last_attempt_counts(tmp_path: Path) -> None:
     first = fleet(fault=np.roll(fleet().fault, 1, axis=0))
     module("fleet").write_fleet(fleet(earlier=first), tmp_path / "run")
     assert analyze_run(tmp_path / "run").verdict.ranks == [1]
@@ -132,9 +132,7 @@ def test_the_last_of_two_attempts_has_the_fault_that_counts(tmp_path: Path) -> N
         ({"kind": "insufficient_data", "rank": None, "ranks": []}, (False, False, False, True)),
     ],
 )
-def test_an_answer_about_a_slow_rank_is_scored(
-    tmp_path: Path, answer: dict[str, Any], score: tuple[bool, bool, bool, bool]
-) -> None:
+def test_answer_about_a_slow_rank_is_scored(tmp_path: Path, answer: dict[str, Any], score: tuple[bool, bool, bool, bool]) -> None:
     planted = fleet()
     assert tuple(module("scores").score_of(analysis_with(tmp_path, planted, answer), planted)) == score
 
@@ -150,7 +148,7 @@ def test_an_answer_about_a_slow_rank_is_scored(
         (40_000.0, "rotating", True),
     ],
 )
-def test_a_healthy_fleet_rotates_only_where_its_ranks_wait(tmp_path: Path, pause_us: float, kind: str, right: bool) -> None:
+def test_rotating_answer_for_a_healthy_fleet_needs_real_waits(tmp_path: Path, pause_us: float, kind: str, right: bool) -> None:
     pauses = pause_us * (np.arange(STEPS) % 4 == np.arange(4)[:, None])
     planted = fleet(fault=0.0, pauses=pauses).without_fault()
     named = {"rank": 2, "ranks": [2]} if kind == "straggler" else {"rank": None, "ranks": []}
@@ -167,7 +165,7 @@ def analysis_with(folder: Path, planted: Any, answer: dict[str, Any]) -> Any:
     return msgspec.structs.replace(analysis, verdict=verdict)
 
 
-def test_the_simpler_methods_name_ranks_beyond_their_thresholds() -> None:
+def test_baseline_methods_name_ranks_beyond_their_thresholds() -> None:
     baselines, fleet_truth = module("baselines"), module("fleet_truth")
     planted = fleet(ranks=16)
     walls, own, phases = fleet_truth.recorded_times(planted)

@@ -48,7 +48,7 @@ def hanging(
 
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize("timed", [False, True])
-def test_the_verdict_on_dumps_of_a_hang_is_that_of_hang(tmp_path: Path, timed: bool, as_json: bool) -> None:
+def test_verdict_on_dumps_of_a_hang_equals_the_hang_report(tmp_path: Path, timed: bool, as_json: bool) -> None:
     folder = hanging(tmp_path / "dumps", timed=timed, as_json=as_json)
     report, analysis = analyze_hang([folder]), analyze([folder])
     verdict, finding = analysis.verdict, analysis.findings[0]
@@ -65,20 +65,20 @@ def test_the_verdict_on_dumps_of_a_hang_is_that_of_hang(tmp_path: Path, timed: b
     assert "No rank" not in text
 
 
-def test_ranks_that_waited_for_a_moment_do_not_hang(tmp_path: Path) -> None:
+def test_short_waits_are_no_hang(tmp_path: Path) -> None:
     assert analyze([hanging(tmp_path / "dumps", waited_s=2.0)]).verdict.kind == "balanced"
     # and without durations there is nothing to judge by
     with pytest.raises(InputError, match="no collective has a duration"):
         analyze([hanging(tmp_path / "untimed", waited_s=2.0, timed=False)])
 
 
-def test_a_job_that_hangs_without_a_culprit_hangs(tmp_path: Path) -> None:
+def test_hang_without_a_culprit_is_a_hang(tmp_path: Path) -> None:
     verdict = analyze([hanging(tmp_path / "dumps", late=())]).verdict
     assert (verdict.kind, verdict.rank, verdict.ranks) == ("hang", None, [])
 
 
 @pytest.mark.parametrize("timed", [True, False])
-def test_ranks_that_wait_for_ranks_without_a_dump_are_never_balanced(tmp_path: Path, timed: bool) -> None:
+def test_ranks_waiting_for_ranks_without_a_dump_are_not_balanced(tmp_path: Path, timed: bool) -> None:
     # Given a group of two ranks whose dumps are complete, and a group of eight in which they wait
     folder = hanging(tmp_path / "dumps", late=(), timed=timed, dp=4, tp=2)
     for rank in range(2, 8):
@@ -88,7 +88,7 @@ def test_ranks_that_wait_for_ranks_without_a_dump_are_never_balanced(tmp_path: P
     assert (verdict.kind, verdict.summary, verdict.next) == ("insufficient_data", report.summary, report.next)
 
 
-def test_a_straggler_before_the_hang_stays_a_finding(tmp_path: Path) -> None:
+def test_straggler_before_the_hang_remains_a_finding(tmp_path: Path) -> None:
     job = Job(always(1, 15.0), steps=STEPS)
     job.issue("0", "all_reduce", [1000], 1_000_000_000 + STEPS * STEP_NS, dict.fromkeys(range(3), 0.0), autograd=False)
     for rank in range(3):
@@ -99,7 +99,7 @@ def test_a_straggler_before_the_hang_stays_a_finding(tmp_path: Path) -> None:
     assert [(finding.kind, finding.rank) for finding in analysis.findings] == [("hang", 3), ("straggler", 1)]
 
 
-def test_dumps_read_in_parallel_and_by_name_give_the_same_verdict(tmp_path: Path) -> None:
+def test_dumps_read_in_parallel_or_by_name_give_the_same_verdict(tmp_path: Path) -> None:
     folder = hanging(tmp_path / "some dumps")
     files = sorted(folder.iterdir())
     verdict = analyze([*files], engine=LocalEngine(2)).verdict
@@ -108,7 +108,7 @@ def test_dumps_read_in_parallel_and_by_name_give_the_same_verdict(tmp_path: Path
     assert str(files[3]) in verdict.next[0]
 
 
-def test_of_a_version_that_is_not_known_yet_one_warning_tells(tmp_path: Path) -> None:
+def test_unknown_dump_version_causes_one_warning(tmp_path: Path) -> None:
     job = Job(always(2, 15.0))
     document = job.document
     job.document = lambda rank: {**document(rank), "version": "2.99"}  # type: ignore[method-assign]

@@ -21,7 +21,7 @@ from rankscope.runs.step_columns import PROFILED
 Synthetic = Callable[..., Any]
 
 
-def test_no_step_yet_is_insufficient_data_and_says_so(synthetic: Synthetic) -> None:
+def test_run_without_a_step_is_insufficient_data(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(steps=0))
     assert analysis.verdict.kind == "insufficient_data"
     assert "yet" in analysis.verdict.summary
@@ -34,7 +34,7 @@ def test_too_few_steps_are_insufficient_data(synthetic: Synthetic) -> None:
     assert "4 steps recorded" in verdict.summary
 
 
-def test_without_own_time_and_windows_the_verdict_says_what_is_missing(synthetic: Synthetic) -> None:
+def test_verdict_without_own_time_and_windows_names_the_missing_data(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(signals=False, plan=plan_for(2, us=60_000)))
     assert analysis.verdict.kind == "insufficient_data"
     assert "own time" in analysis.verdict.summary
@@ -65,7 +65,7 @@ def late_windows(steps: Iterable[int], late_us: int | Callable[[int], int]) -> t
 
 
 @pytest.mark.parametrize(("phase", "cause"), [("forward", "host"), ("data", "input")])
-def test_windows_decide_and_step_records_still_tell_the_cause(
+def test_windows_decide_the_verdict_and_step_records_the_cause(
     synthetic: Synthetic,
     add_windows: AddWindows,
     phase: str,
@@ -85,7 +85,7 @@ def test_windows_decide_and_step_records_still_tell_the_cause(
     assert (analysis.ranks[0].wait_us, analysis.ranks[2].wait_us) == (6 * 60_000, 0)
 
 
-def test_a_killed_rank_is_named_and_lowers_coverage(synthetic: Synthetic) -> None:
+def test_killed_rank_is_named_and_lowers_coverage(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(lost_after={3: 25}, end_reasons={3: "killed"}, plan=plan_for(2, us=60_000)))
     assert analysis.verdict.failure == "rank 3 killed before the end of training"
     assert analysis.source.coverage == pytest.approx((3 * 40 + 25) / 160)
@@ -93,7 +93,7 @@ def test_a_killed_rank_is_named_and_lowers_coverage(synthetic: Synthetic) -> Non
     assert analysis.ranks[3].end_reason == "killed"
 
 
-def test_a_rank_without_any_record_is_named(synthetic: Synthetic) -> None:
+def test_rank_without_any_record_is_named(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(lost_after={1: 0}, plan=plan_for(2, us=60_000)))
     assert "no records of rank 1" in analysis.source.warnings
     assert analysis.source.coverage == pytest.approx(0.75)
@@ -101,7 +101,7 @@ def test_a_rank_without_any_record_is_named(synthetic: Synthetic) -> None:
     assert analysis.verdict.rank == 2
 
 
-def test_torn_and_damaged_records_are_counted_and_cost_nothing_else(synthetic: Synthetic) -> None:
+def test_damaged_records_are_counted_and_leave_the_others(synthetic: Synthetic) -> None:
     path = synthetic(plan=plan_for(2, us=60_000)).write()
     file = steps_file(path, 1)
     add_damaged(file)
@@ -113,7 +113,7 @@ def test_torn_and_damaged_records_are_counted_and_cost_nothing_else(synthetic: S
     assert analysis.verdict.rank == 2
 
 
-def test_the_last_attempt_is_analysed_or_that_whose_folder_is_named(synthetic: Synthetic) -> None:
+def test_last_attempt_is_analysed_unless_another_is_given(synthetic: Synthetic) -> None:
     path = synthetic(plan=plan_for(2, us=60_000), end_reasons=dict.fromkeys(range(4), None)).write()
     create_attempt(path, AttemptInfo(attempt=1, start_unix_ns=2 * 10**18, world_size=4))
     last = analyze([path])
@@ -139,7 +139,7 @@ def test_profiled_steps_do_not_count_against_a_rank(synthetic: Synthetic) -> Non
     assert analyze([path]).verdict.kind != "straggler"
 
 
-def test_what_the_recorder_lost_is_said(synthetic: Synthetic) -> None:
+def test_records_lost_by_the_recorder_are_reported(synthetic: Synthetic) -> None:
     # given a rank that had to drop records and leave out a window
     path = synthetic().write()
     file = rank_dir(path, 0, 1) / "rank.json"
@@ -151,7 +151,7 @@ def test_what_the_recorder_lost_is_said(synthetic: Synthetic) -> None:
     assert "2 profiler windows were left out" in warnings
 
 
-def test_steps_that_cannot_tell_a_rank_from_chance_are_said_to_be_too_few(synthetic: Synthetic) -> None:
+def test_too_few_steps_to_exclude_chance_are_reported_with_the_need(synthetic: Synthetic) -> None:
     # given two ranks, one of them plainly slow, with seven comparable steps
     verdict = analyse(synthetic(ranks=2, steps=8, plan=plan_for(1, us=60_000))).verdict
     # then the result is how many steps are missing, not that no rank is slow
@@ -163,7 +163,7 @@ def test_steps_that_cannot_tell_a_rank_from_chance_are_said_to_be_too_few(synthe
     assert verdict.steps_needed == 10
 
 
-def test_slow_steps_too_few_to_exclude_chance_are_said_to_be_too_few(synthetic: Synthetic) -> None:
+def test_too_few_slow_steps_to_exclude_chance_are_reported(synthetic: Synthetic) -> None:
     # given two ranks, one of them slow in one step of ten, in a run of 60 steps
     plan: Plan = lambda rank, step: {"us": 500_000} if rank == 1 and step % 10 == 8 else None  # noqa: E731
     verdict = analyse(synthetic(ranks=2, steps=60, plan=plan)).verdict
@@ -174,16 +174,16 @@ def test_slow_steps_too_few_to_exclude_chance_are_said_to_be_too_few(synthetic: 
 
 
 @pytest.mark.parametrize(("ranks", "steps"), [(2, 10), (4, 8)])
-def test_as_soon_as_chance_can_be_excluded_the_rank_is_named(synthetic: Synthetic, ranks: int, steps: int) -> None:
+def test_rank_is_named_as_soon_as_chance_can_be_excluded(synthetic: Synthetic, ranks: int, steps: int) -> None:
     run = synthetic(ranks=ranks, steps=steps, plan=plan_for(1, us=60_000)).write()
     assert (analyze([run]).verdict.kind, analyze([run]).verdict.rank) == ("straggler", 1)
 
 
-def test_few_steps_in_which_nobody_is_slow_are_not_called_too_few(synthetic: Synthetic) -> None:
+def test_few_steps_without_a_slow_rank_are_sufficient_data(synthetic: Synthetic) -> None:
     assert analyse(synthetic(ranks=2, steps=8, noise=0.005)).verdict.kind != "insufficient_data"
 
 
-def test_windows_too_few_to_exclude_chance_ask_for_more(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_too_few_windows_to_exclude_chance_need_more(synthetic: Synthetic, add_windows: AddWindows) -> None:
     # given two ranks, of which rank 1 is late in five of six profiled steps and rank 0 in one
     path = synthetic(ranks=2, signals=False).write()
     add_windows(path, 0, *late_windows(range(20, 26), lambda step: 40_000 if step == 22 else 0))
@@ -194,7 +194,7 @@ def test_windows_too_few_to_exclude_chance_ask_for_more(synthetic: Synthetic, ad
     assert "more profiled steps are needed" in verdict.summary
 
 
-def test_windows_do_not_call_a_run_balanced_that_has_steps_of_one_rank(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_windows_do_not_balance_a_run_with_steps_of_one_rank(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(ranks=2).write()
     for rank in range(2):
         add_windows(path, rank, *late_windows(range(20, 26), 0))
@@ -204,7 +204,7 @@ def test_windows_do_not_call_a_run_balanced_that_has_steps_of_one_rank(synthetic
     assert "step records of 1 rank only, of a world of 2" in verdict.summary
 
 
-def test_nobody_is_nobody_among_those_that_could_be_compared(synthetic: Synthetic) -> None:
+def test_no_rank_verdict_names_the_number_of_ranks_with_records(synthetic: Synthetic) -> None:
     whole = analyse(synthetic()).verdict
     path = synthetic().path
     steps_file(path, 1).write_bytes(b"")
@@ -217,7 +217,7 @@ def test_nobody_is_nobody_among_those_that_could_be_compared(synthetic: Syntheti
     assert part.confidence < whole.confidence
 
 
-def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(plan=plan_for(2, us=60_000)).write()
     for rank in range(4):
         breakdowns, collectives = late_windows([20], 0)
@@ -229,7 +229,7 @@ def test_a_collective_in_an_absurd_step_is_left_out_and_counted(synthetic: Synth
     assert "8 records of ranks 0, 1, 2, 3 left out, whose times make no sense" in analysis.source.warnings
 
 
-def test_a_slow_rank_with_own_time_in_few_of_its_steps_is_named(synthetic: Synthetic) -> None:
+def test_slow_rank_with_own_time_in_few_steps_is_named(synthetic: Synthetic) -> None:
     """On devices, a slow host has it less often: in short steps it costs too much of them."""
 
     def sparse(rank: int, step: int) -> dict[str, Any]:

@@ -37,13 +37,13 @@ UNKNOWN = "void acme::(anonymous namespace)::exchange+norm<(acme::P)1, 8>(acme::
     ],
 )
 @pytest.mark.parametrize("fault", ["host", "device"])
-def test_the_rank_that_the_others_wait_for_is_named(tmp_path: Path, kernel: str, fault: Fault) -> None:
+def test_rank_that_delays_the_others_is_named(tmp_path: Path, kernel: str, fault: Fault) -> None:
     verdict = analyze([write_job(tmp_path, kernel, fault=fault)]).verdict
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 2, "host" if fault == "host" else "compute")
 
 
 @pytest.mark.parametrize("fault", ["host", "device"])
-def test_waiting_and_what_healing_saves_are_what_was_planted(tmp_path: Path, fault: Fault) -> None:
+def test_waiting_and_saving_equal_the_planted_delay(tmp_path: Path, fault: Fault) -> None:
     # given kernels of all ranks in the same order, without sequence numbers or groups
     folder = write_job(tmp_path, FUSED, fault=fault)
     analysis, healed = analyze([folder]), whatif([folder])
@@ -65,7 +65,7 @@ def test_equal_ranks_are_not_accused(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("stream", [7, 20])
 @pytest.mark.parametrize("fault", ["none", "host", "device"])
-def test_without_a_known_kernel_the_likeliest_are_listed_and_can_be_named(tmp_path: Path, fault: Fault, stream: int) -> None:
+def test_unknown_communication_kernels_are_listed_and_can_be_named(tmp_path: Path, fault: Fault, stream: int) -> None:
     # given a job whose communication has a name that is in no table
     folder = write_job(tmp_path, UNKNOWN, fault=fault, stream=stream)
     verdict = analyze([folder]).verdict
@@ -90,7 +90,7 @@ def _pattern(verdict: Verdict, folder: Path) -> str:
     return words[4]
 
 
-def test_one_trace_of_several_ranks_without_communication_gives_no_verdict(tmp_path: Path) -> None:
+def test_single_trace_of_several_ranks_without_communication_is_no_verdict(tmp_path: Path) -> None:
     folder = write_job(tmp_path, UNKNOWN, fault="host")
     verdict = analyze([folder / "rank-0.json"]).verdict
     assert verdict.kind == "insufficient_data"
@@ -98,20 +98,20 @@ def test_one_trace_of_several_ranks_without_communication_gives_no_verdict(tmp_p
 
 
 @pytest.mark.parametrize("request_", ["sglang::inplace_all_reduce", "_C_custom_ar::all_reduce", "c10d::allreduce_"])
-def test_a_host_that_requests_communication_is_not_alone(tmp_path: Path, request_: str) -> None:
+def test_single_trace_with_communication_requests_is_insufficient_data(tmp_path: Path, request_: str) -> None:
     folder = write_job(tmp_path, UNKNOWN, ranks=1, late=0, distributed=False, request=request_)
     assert analyze([folder]).verdict.kind == "insufficient_data"
 
 
 @pytest.mark.parametrize("distributed", [False, True])
-def test_a_job_of_one_rank_is_limited_by_its_compute(tmp_path: Path, distributed: bool) -> None:
+def test_job_of_one_rank_is_limited_by_its_compute(tmp_path: Path, distributed: bool) -> None:
     folder = write_job(tmp_path, UNKNOWN, ranks=1, late=0, distributed=distributed, request="acme::exchange")
     verdict = analyze([folder]).verdict
     assert verdict.kind == "compute_bound"
     assert "one rank" in verdict.summary
 
 
-def test_a_process_group_of_one_rank_needs_no_communication(tmp_path: Path) -> None:
+def test_process_group_of_one_rank_needs_no_communication(tmp_path: Path) -> None:
     folder = write_job(tmp_path, UNKNOWN, ranks=1, late=0, distributed=False, request="record_param_comms")
     trace = json.loads((folder / "rank-0.json").read_text())
     for event in trace["traceEvents"]:
@@ -121,7 +121,7 @@ def test_a_process_group_of_one_rank_needs_no_communication(tmp_path: Path) -> N
     assert analyze([folder]).verdict.kind == "compute_bound"
 
 
-def test_the_what_if_says_that_no_communication_is_known(tmp_path: Path) -> None:
+def test_whatif_reports_missing_communication_kernels(tmp_path: Path) -> None:
     answer = whatif([write_job(tmp_path, UNKNOWN, fault="host")])
     assert "no kernel" in answer.summary
 
@@ -130,7 +130,7 @@ def kernels(*rows: tuple[str, float], own: frozenset[str] = frozenset()) -> Rank
     return RankKernels(1000.0, 0.0, [KernelTime(name, "", 1, total) for name, total in rows], own)
 
 
-def test_kernels_of_own_streams_come_first_and_five_of_them_are_enough() -> None:
+def test_five_candidate_kernels_are_listed_with_separate_streams_first() -> None:
     side = frozenset({"side", "side_gemm"})
     ranks = {
         rank: kernels(
@@ -151,7 +151,7 @@ def test_kernels_of_own_streams_come_first_and_five_of_them_are_enough() -> None
     assert rows[1].share == pytest.approx(0.205)
 
 
-def test_without_any_such_kernel_the_longest_ones_are_listed() -> None:
+def test_longest_kernels_are_listed_without_a_separate_stream() -> None:
     ranks = {rank: kernels(("gemm", 500.0), ("ring", 300.0), ("copy", 100.0)) for rank in (0, 1)}
     assert [row.name for row in unknown_kernels(ranks)] == ["ring", "copy"]
     assert unknown_kernels({0: kernels(("gemm", 500.0))}) == []
@@ -166,7 +166,7 @@ def test_without_any_such_kernel_the_longest_ones_are_listed() -> None:
         ("void ring<1>(int)", "void ring<2>(int)", r"void\ ring<1>\(int\)"),
     ],
 )
-def test_a_pattern_finds_its_kernel_and_no_other(name: str, other: str, pattern: str) -> None:
+def test_pattern_matches_its_kernel_and_no_other(name: str, other: str, pattern: str) -> None:
     ranks = {0: kernels((name, 100.0), (other, 100.0))}
     (row,) = [row for row in unknown_kernels(ranks) if row.name == name]
     assert pattern_of(row, ranks) == pattern

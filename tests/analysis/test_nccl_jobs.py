@@ -63,19 +63,19 @@ def saved(analysis: Analysis) -> float:
         ("fsdp of 32", "pause of the host"),
     ],
 )
-def test_traces_of_every_layout_show_the_rank_at_fault_and_why(tmp_path: Path, layout: str, fault: str) -> None:
+def test_traces_of_every_layout_show_the_slow_rank_and_its_cause(tmp_path: Path, layout: str, fault: str) -> None:
     analysis, cost = of_traces(tmp_path, layout, fault)
     verdict = analysis.verdict
     assert (verdict.ranks, verdict.cause) == ([3], FAULTS[fault].cause), verdict.summary
     assert saved(analysis) == pytest.approx(cost, rel=0.6)
 
 
-def test_a_late_host_is_late_in_the_phase_that_its_annotations_show(tmp_path: Path) -> None:
+def test_late_host_is_late_in_its_annotated_phase(tmp_path: Path) -> None:
     verdict = of_traces(tmp_path, "ddp", "slow optimizer")[0].verdict
     assert (verdict.ranks, verdict.cause, verdict.phase) == ([3], "host", "optimizer"), verdict.summary
 
 
-def test_a_checkpoint_of_one_rank_is_between_steps_and_gets_the_advice(tmp_path: Path) -> None:
+def test_checkpoint_of_one_rank_is_between_steps_with_its_advice(tmp_path: Path) -> None:
     verdict = of_traces(tmp_path, "ddp", "checkpoint of one rank")[0].verdict
     assert (verdict.pattern, verdict.cause, verdict.phase) == ("intermittent", "checkpoint", "between_steps"), verdict.summary
     assert "async_save" in verdict.next[0]
@@ -85,7 +85,7 @@ def kernel_evidence(analysis: Analysis) -> dict[str, float]:
     return {row.name: row.value for row in analysis.findings[0].evidence if row.name.startswith("kernel_")}
 
 
-def test_all_kernels_of_a_slow_device_take_longer_and_the_terminal_says_so(tmp_path: Path) -> None:
+def test_slow_device_slows_all_kernels_and_the_terminal_shows_it(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "fsdp", "slow device")
     assert analysis.verdict.explained_by is None
     assert kernel_evidence(analysis)["kernel_factor"] == pytest.approx(1.3, abs=0.03)
@@ -94,7 +94,7 @@ def test_all_kernels_of_a_slow_device_take_longer_and_the_terminal_says_so(tmp_p
     assert "Compare clocks" in text
 
 
-def test_one_slow_kernel_is_named_and_nothing_is_to_be_replaced(tmp_path: Path) -> None:
+def test_single_slow_kernel_is_named_and_no_replacement_advised(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "fsdp", "one slow kernel")
     verdict = analysis.verdict
     assert (verdict.cause, verdict.explained_by) == ("compute", "few_kernels")
@@ -106,7 +106,7 @@ def test_one_slow_kernel_is_named_and_nothing_is_to_be_replaced(tmp_path: Path) 
     )
 
 
-def test_kernels_are_compared_in_the_steps_in_which_the_device_is_slow(tmp_path: Path) -> None:
+def test_kernels_are_compared_in_the_slow_steps_of_the_device(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "ddp", "slow in bursts", steps=16)
     assert analysis.verdict.pattern == "intermittent"
     rows = kernel_evidence(analysis)
@@ -117,7 +117,7 @@ def test_kernels_are_compared_in_the_steps_in_which_the_device_is_slow(tmp_path:
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["late input", "more tokens"])
-def test_kernels_are_no_evidence_where_the_device_is_not_the_cause(tmp_path: Path, fault: str) -> None:
+def test_kernels_are_no_evidence_for_a_cause_outside_the_device(tmp_path: Path, fault: str) -> None:
     analysis, _ = of_traces(tmp_path, "ddp", fault)
     assert analysis.verdict.ranks == [3]
     assert not kernel_evidence(analysis)
@@ -128,7 +128,7 @@ def test_kernels_are_no_evidence_where_the_device_is_not_the_cause(tmp_path: Pat
     ("fault", "explained_by"),
     [("late input", None), ("more tokens", None), ("one slow kernel", "few_kernels"), ("slow optimizer", None)],
 )
-def test_two_or_three_steps_show_the_cause_too(tmp_path: Path, fault: str, explained_by: str | None) -> None:
+def test_two_or_three_steps_show_the_cause(tmp_path: Path, fault: str, explained_by: str | None) -> None:
     write_traces(LayoutJob(LAYOUTS["fsdp"], FAULTS[fault], steps=6), tmp_path, steps=(2, 3, 4))
     verdict = analyze([tmp_path]).verdict
     assert (verdict.ranks, verdict.cause, verdict.explained_by) == ([3], FAULTS[fault].cause, explained_by), verdict.summary
@@ -137,12 +137,12 @@ def test_two_or_three_steps_show_the_cause_too(tmp_path: Path, fault: str, expla
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("layout", ["ddp", "moe", "pp", "pp x tp"])
 @pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
-def test_without_a_rank_at_fault_none_is_named(tmp_path: Path, layout: str, fault: str) -> None:
+def test_job_without_a_fault_has_no_straggler(tmp_path: Path, layout: str, fault: str) -> None:
     analysis, _ = of_traces(tmp_path, layout, fault)
     assert analysis.verdict.kind != "straggler", analysis.verdict.summary
 
 
-def test_too_few_steps_of_all_ranks_need_more_steps_and_no_other_traces(tmp_path: Path) -> None:
+def test_too_few_steps_of_all_ranks_lead_to_the_advice_to_trace_more(tmp_path: Path) -> None:
     pauses = Fault("two pauses", None, host_us=lambda step: 60_000.0 * (step in (2, 5)))
     write_traces(LayoutJob(LAYOUTS["ddp"], pauses, late=3, steps=8), tmp_path)
     analysis = analyze([tmp_path])
@@ -152,12 +152,12 @@ def test_too_few_steps_of_all_ranks_need_more_steps_and_no_other_traces(tmp_path
     assert "all ranks" not in action
 
 
-def test_a_pause_in_one_of_two_steps_names_nobody(tmp_path: Path) -> None:
+def test_pause_in_one_of_two_steps_names_no_rank(tmp_path: Path) -> None:
     write_traces(LayoutJob(LAYOUTS["tp x dp"], FAULTS["one hiccup"], steps=6), tmp_path, steps=(4, 5))
     assert analyze([tmp_path]).verdict.kind != "straggler"
 
 
-def test_a_pipeline_rank_late_while_it_would_wait_costs_nothing(tmp_path: Path) -> None:
+def test_delay_of_a_pipeline_rank_during_its_idle_time_costs_nothing(tmp_path: Path) -> None:
     """The last stage has nothing to do at the start of a step."""
     analysis, cost = of_traces(tmp_path, "pp", "late input", late=3)
     assert cost < 0.02
@@ -166,7 +166,7 @@ def test_a_pipeline_rank_late_while_it_would_wait_costs_nothing(tmp_path: Path) 
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("late", range(8))
-def test_ranks_of_a_pipeline_with_few_replicas_are_compared_with_twins(tmp_path: Path, late: int) -> None:
+def test_slow_rank_of_a_pipeline_with_two_replicas_is_named(tmp_path: Path, late: int) -> None:
     analysis, cost = of_traces(tmp_path, "pp gpipe", "slow device", late=late, steps=10)
     verdict = analysis.verdict
     assert (verdict.ranks, verdict.cause, verdict.stage) == ([late], "compute", late % 4), verdict.summary
@@ -184,18 +184,18 @@ def test_late_input_of_the_first_stage_delays_its_pipeline(tmp_path: Path, late:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("fault", ["none", "3 % slower", "one hiccup"])
 @pytest.mark.parametrize("steps", [6, 10])
-def test_no_twin_is_named_without_a_fault(tmp_path: Path, fault: str, steps: int) -> None:
+def test_healthy_pipeline_with_two_replicas_names_no_rank(tmp_path: Path, fault: str, steps: int) -> None:
     assert of_traces(tmp_path, "pp gpipe", fault, late=4, steps=steps)[0].verdict.kind != "straggler"
 
 
-def test_a_ring_of_sends_and_receives_is_no_pipeline(tmp_path: Path) -> None:
+def test_ring_of_sends_and_receives_is_no_pipeline(tmp_path: Path) -> None:
     """Context parallelism: keys and values go round, and all ranks do the same work."""
     analysis, _ = of_traces(tmp_path, "ring attention", "slow device", late=2)
     assert (analysis.verdict.ranks, analysis.verdict.stage) == ([2], None), analysis.verdict.summary
     assert "stage_transfers" not in {row.name for row in analysis.advice}
 
 
-def test_experts_with_more_tokens_are_seen_by_the_rows_that_they_exchange(tmp_path: Path) -> None:
+def test_experts_with_more_tokens_are_recognised_by_exchanged_rows(tmp_path: Path) -> None:
     """A kernel that is written to fill the device has one grid for any amount of work."""
     job = LayoutJob(LAYOUTS["moe"], FAULTS["more tokens"], steps=12)
     for launch in job.ranks[3].launches:
@@ -206,7 +206,7 @@ def test_experts_with_more_tokens_are_seen_by_the_rows_that_they_exchange(tmp_pa
 
 
 @pytest.mark.full
-def test_ranks_whose_link_is_slow_are_no_slow_hosts(tmp_path: Path) -> None:
+def test_ranks_with_a_slow_link_are_no_slow_hosts(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "accumulation", "slow link")
     assert (analysis.verdict.ranks, analysis.verdict.cause) == ([2, 3], "communication"), analysis.verdict.summary
 
@@ -218,7 +218,7 @@ def test_own_times_are_compared_only_with_the_traces_of_all_ranks(tmp_path: Path
     assert analyze([tmp_path]).verdict.kind != "straggler"
 
 
-def test_batches_of_sends_and_receives_name_both_ends(tmp_path: Path) -> None:
+def test_batched_sends_and_receives_name_both_ends(tmp_path: Path) -> None:
     analysis, _ = of_traces(tmp_path, "pp", "none", steps=3)
     collectives = analysis.collectives
     assert collectives is not None
@@ -251,7 +251,7 @@ def run_of(tmp_path: Path, synthetic: Callable[..., Any], add_windows: Callable[
     ("layout", "fault"),
     [("pp", "slow device"), ("pp gpipe", "slow device"), ("moe", "more tokens"), ("tp x dp", "slow device")],
 )
-def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path], layout: str, fault: str) -> None:
+def test_profiled_steps_of_a_run_show_the_slow_device(run_of: Callable[[str, str], Path], layout: str, fault: str) -> None:
     run = run_of(layout, fault)
     verdict = analyze([run]).verdict
     assert (verdict.ranks, verdict.cause, verdict.evidence_source) == ([3], "compute", "windows"), verdict.summary
@@ -275,7 +275,7 @@ def test_profiled_steps_of_a_run_show_it_too(run_of: Callable[[str, str], Path],
         ("moe", "none", []),
     ],
 )
-def test_dumps_show_who_is_slow_where_operations_cannot_be_matched(
+def test_dumps_name_the_slow_rank_where_operations_cannot_be_matched(
     tmp_path: Path, layout: str, fault: str, named: list[int]
 ) -> None:
     write_dumps(LayoutJob(LAYOUTS[layout], FAULTS[fault], steps=30), tmp_path)
@@ -284,7 +284,7 @@ def test_dumps_show_who_is_slow_where_operations_cannot_be_matched(
     assert verdict.kind != "insufficient_data", verdict.summary
 
 
-def test_dumps_do_not_say_that_nobody_is_slow_where_compute_may_hide_it(tmp_path: Path) -> None:
+def test_dumps_do_not_clear_ranks_whose_delay_compute_may_hide(tmp_path: Path) -> None:
     """Context parallelism gathers as sharded parameters do, but compute waits for it: the longest wait says little."""
     write_dumps(LayoutJob(LAYOUTS["cp"], FAULTS["slow device"], steps=30), tmp_path)
     verdict = analyze([tmp_path]).verdict
@@ -293,7 +293,7 @@ def test_dumps_do_not_say_that_nobody_is_slow_where_compute_may_hide_it(tmp_path
 
 
 @pytest.mark.full
-def test_pauses_of_other_ranks_do_not_hide_a_slow_one_in_a_large_job(tmp_path: Path) -> None:
+def test_pauses_of_other_ranks_do_not_hide_a_slow_rank_in_a_large_job(tmp_path: Path) -> None:
     """In each step five of 256 ranks pause, some as long as the slow one takes longer in all. Both delay the others."""
     job = LayoutJob(LARGE["fsdp of 256"], FAULTS["slow device"], late=117, steps=8)
     usual = LayoutJob(LARGE["fsdp of 256"], FAULTS["none"], late=117, steps=8)
@@ -308,7 +308,7 @@ def test_pauses_of_other_ranks_do_not_hide_a_slow_one_in_a_large_job(tmp_path: P
 
 
 @pytest.mark.full
-def test_dumps_of_a_thousand_ranks_show_the_slow_one(tmp_path: Path) -> None:
+def test_dumps_of_a_thousand_ranks_show_the_slow_rank(tmp_path: Path) -> None:
     late = 517
     write_dumps(LayoutJob(LARGE["fsdp of 1024"], FAULTS["slow device"], late=late, steps=12), tmp_path)
     verdict = analyze([tmp_path]).verdict

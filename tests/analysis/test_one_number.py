@@ -57,7 +57,7 @@ def simulated(run: Path) -> WhatIf:
     return whatif([run])
 
 
-def test_the_step_of_all_is_the_typical_one(analysis: Analysis, simulated: WhatIf) -> None:
+def test_step_time_is_the_typical_one_in_all_results(analysis: Analysis, simulated: WhatIf) -> None:
     assert analysis.waterfall is not None
     assert analysis.throughput is not None
     assert analysis.rare_steps is not None
@@ -68,7 +68,7 @@ def test_the_step_of_all_is_the_typical_one(analysis: Analysis, simulated: WhatI
     assert analysis.rare_steps.typical_us == near(analysis.waterfall.step_us, rel=CLOSE)
 
 
-def test_the_slow_rank_costs_the_same_hours_and_share_in_both(analysis: Analysis, simulated: WhatIf) -> None:
+def test_slow_rank_costs_the_same_in_analysis_and_whatif(analysis: Analysis, simulated: WhatIf) -> None:
     (of_rank,) = (finding for finding in analysis.findings if finding.rank == 2)
     first = simulated.by_rank[0]
     assert of_rank.slowdown is not None
@@ -98,7 +98,7 @@ SLOW_UNITS: dict[str, tuple[Callable[[int, int], dict[str, Any] | None], str | N
 @pytest.mark.parametrize("noise", [0.01, 0.05, 0.2])
 @pytest.mark.parametrize("ranks", [8, 17])
 @pytest.mark.parametrize("unit", SLOW_UNITS)
-def test_a_slow_rank_or_host_saves_the_same_in_verdict_and_what_if(
+def test_slow_rank_or_host_saves_the_same_in_verdict_and_whatif(
     synthetic: Synthetic, unit: str, ranks: int, noise: float
 ) -> None:
     plan, host = SLOW_UNITS[unit]
@@ -122,7 +122,7 @@ def test_a_slow_rank_or_host_saves_the_same_in_verdict_and_what_if(
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["host", "device"])
 @pytest.mark.parametrize("late", [1, 3])
-def test_a_slow_rank_of_traces_saves_the_same_in_verdict_and_what_if(tmp_path: Path, fault: Fault, late: int) -> None:
+def test_slow_rank_of_traces_saves_the_same_in_verdict_and_whatif(tmp_path: Path, fault: Fault, late: int) -> None:
     traces = write_job(tmp_path, "ncclDevKernel_AllReduce_Sum_bf16_RING_LL", fault=fault, late=late)
     finding = analyze([traces]).findings[0]
     (saved_us,) = (fact.value for fact in finding.evidence if fact.name == "saved")
@@ -140,7 +140,7 @@ class Spread:
         return (pickle.loads(pickle.dumps(send(item))) for item in items)
 
 
-def test_a_rank_that_costs_more_than_the_graph_loses_is_in_the_summary() -> None:
+def test_summary_names_a_rank_that_costs_more_than_the_graph_loses() -> None:
     # given a rank that alone costs 30 ms of a step of 100 ms, in which the graph shows a loss of 1 ms
     steps = np.full(10, 0.1)
     outcome = Outcome(
@@ -160,7 +160,7 @@ def test_a_rank_that_costs_more_than_the_graph_loses_is_in_the_summary() -> None
     assert not answer(replace(outcome, savings_of="graph"), source, CostTerms(accelerated=True, world_size=4)).source.warnings
 
 
-def test_rare_steps_are_left_out_with_the_share_that_the_analysis_reports(analysis: Analysis, simulated: WhatIf) -> None:
+def test_whatif_leaves_out_rare_steps_with_the_share_of_the_analysis(analysis: Analysis, simulated: WhatIf) -> None:
     assert analysis.rare_steps is not None
     source = simulated.source
     assert (source.rare_steps, source.rare_share) == (3, near(analysis.rare_steps.share))
@@ -170,7 +170,7 @@ def test_rare_steps_are_left_out_with_the_share_that_the_analysis_reports(analys
         assert all(fact in text for fact in ("typical", "3 rare steps", share, "rankscope analyze"))
 
 
-def test_steps_without_stragglers_are_no_green_light_beside_rare_ones(synthetic: Synthetic) -> None:
+def test_healthy_typical_steps_beside_rare_ones_are_not_green(synthetic: Synthetic) -> None:
     # given equal ranks, and checkpoints of one of them
     run = synthetic(
         ranks=4, steps=200, noise=0.0, plan=lambda rank, step: slow_and_rare(rank, step) if rank == 0 else None
@@ -182,7 +182,7 @@ def test_steps_without_stragglers_are_no_green_light_beside_rare_ones(synthetic:
     assert GREEN in whatif_terminal.render_text(msgspec.structs.replace(answer, source=without), color=True)
 
 
-def test_the_terminal_says_which_steps_its_figures_are_of(analysis: Analysis) -> None:
+def test_terminal_names_the_steps_of_its_figures(analysis: Analysis) -> None:
     text = render_text(analysis, detail=True)
     (headline,) = (line for line in text.splitlines() if "GPU-hours lost" in line)
     assert "in rare steps" in headline
@@ -210,7 +210,7 @@ def test_trained_hours_include_the_rare_steps(analysis: Analysis) -> None:
     assert hours == near(dict.fromkeys(("n0", "n1", "n2", "n3"), 2 * (whole_s + 5 * 0.129) / 3600), rel=CLOSE)
 
 
-def test_hours_of_rare_steps_are_whole_where_ranks_meet_every_few_steps(synthetic: Synthetic) -> None:
+def test_hours_of_rare_steps_are_complete_if_ranks_meet_every_n_steps(synthetic: Synthetic) -> None:
     # given ranks that meet at every 4th step only, and three checkpoints of 4 s of rank 0
     def meets(_rank: int, step: int) -> dict[str, Any]:
         return {} if step % 4 == 3 else {"blocked_us": None}
@@ -234,7 +234,7 @@ def test_hours_of_rare_steps_are_whole_where_ranks_meet_every_few_steps(syntheti
     assert rare.gpu_hours == near(12 * 4 / 3600, rel=0.03)
 
 
-def test_a_what_if_where_ranks_meet_every_few_steps_is_that_of_the_verdict(synthetic: Synthetic) -> None:
+def test_whatif_equals_the_verdict_if_ranks_meet_every_n_steps(synthetic: Synthetic) -> None:
     # given ranks that meet at every 4th step, one of which is 25 ms slower in each: 404 ms become 504
     jitter = np.random.default_rng(0).normal(0.0, 500.0, (4, 400))
 
@@ -257,7 +257,7 @@ def test_a_what_if_where_ranks_meet_every_few_steps_is_that_of_the_verdict(synth
 
 
 @pytest.mark.parametrize("share", [0.0, 0.03])
-def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthetic: Synthetic, share: float) -> None:
+def test_whatif_equals_the_verdict_with_records_missing_at_random(synthetic: Synthetic, share: float) -> None:
     # given 64 ranks, so many that with 3 % of the records missing hardly a step is complete
     run = synthetic(ranks=64, steps=60, noise=0.02, plan=plan_for(5, us=40_000, cpu=True))
     rng = np.random.default_rng(1)
@@ -275,7 +275,7 @@ def test_records_missing_at_random_leave_the_what_if_that_of_the_verdict(synthet
 
 
 @pytest.mark.parametrize("missing", [2, None])
-def test_waiting_is_as_long_as_the_what_if_says_where_records_are_missing(synthetic: Synthetic, missing: int | None) -> None:
+def test_waiting_equals_that_of_the_whatif_with_missing_records(synthetic: Synthetic, missing: int | None) -> None:
     # given a slow rank that lacks a third of its records, or one record in ten of any rank
     run = synthetic(ranks=8, steps=90, noise=0.01, plan=plan_for(2, us=30_000, cpu=True))
     rng = np.random.default_rng(2)

@@ -99,7 +99,7 @@ cuts = st.lists(st.tuples(st.floats(0, 1), st.none() | st.integers(0, RANKS - 1)
 
 @settings(max_examples=8, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=cuts)
-def test_any_cut_into_increments_gives_the_answer_of_one_read(
+def test_incremental_reads_give_the_result_of_one_read(
     copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]
 ) -> None:
     # Given a run that grows, its ranks at different paces, with lines half written when it is read
@@ -115,7 +115,7 @@ def test_any_cut_into_increments_gives_the_answer_of_one_read(
 
 
 @pytest.mark.parametrize("dropped", [{}, {1: {3}}], ids=["ranks with the same steps", "other steps on a rank"])
-def test_measured_times_of_activities_count_as_in_one_read(synthetic: Callable[..., Any], dropped: dict[int, set[int]]) -> None:
+def test_measured_activity_times_count_as_in_one_read(synthetic: Callable[..., Any], dropped: dict[int, set[int]]) -> None:
     # Given a rank that sleeps in the steps in which it also writes a checkpoint, which took 0.1 ms
     run = synthetic(
         steps=STEPS,
@@ -131,7 +131,7 @@ def test_measured_times_of_activities_count_as_in_one_read(synthetic: Callable[.
 
 @settings(max_examples=6, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(cuts=cuts)
-def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]) -> None:
+def test_increments_do_not_matter_for_a_long_run(copies: Callable[[], Growing], cuts: list[tuple[float, int | None]]) -> None:
     # Given one run that is followed from its beginning, and one that is read once complete
     run, late = copies(), copies()
     followed, once = (OnlineAnalysis(rank.path, recent_steps=12, recent_windows=2) for rank in (run, late))
@@ -152,7 +152,7 @@ def test_of_a_long_run_the_cuts_do_not_matter_either(copies: Callable[[], Growin
     assert ours.collectives.matched == 2
 
 
-def test_what_an_update_reads_is_what_is_new(copies: Callable[[], Growing], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_update_reads_only_new_data(copies: Callable[[], Growing], monkeypatch: pytest.MonkeyPatch) -> None:
     reads = CountedReads(monkeypatch)
     run = copies()
     online = OnlineAnalysis(run.path)
@@ -171,7 +171,7 @@ def test_what_an_update_reads_is_what_is_new(copies: Callable[[], Growing], monk
     assert grown - 600 * 3 * RANKS < reads.bytes <= grown + torn + 600 * 3 * RANKS
 
 
-def test_a_rank_that_appears_late_is_taken_in(copies: Callable[[], Growing], tmp_path: Path) -> None:
+def test_rank_that_appears_late_is_included(copies: Callable[[], Growing], tmp_path: Path) -> None:
     run = copies()
     folder = rank_dir(run.path, 0, 2)
     folder.rename(tmp_path / "elsewhere")
@@ -182,7 +182,7 @@ def test_a_rank_that_appears_late_is_taken_in(copies: Callable[[], Growing], tmp
     assert online.update() == analyze_run(run.path)
 
 
-def test_a_new_attempt_begins_afresh(copies: Callable[[], Growing]) -> None:
+def test_new_attempt_resets_the_analysis(copies: Callable[[], Growing]) -> None:
     run = copies()
     run.grow(1.0)
     online = OnlineAnalysis(run.path)
@@ -194,7 +194,7 @@ def test_a_new_attempt_begins_afresh(copies: Callable[[], Growing]) -> None:
     assert online.update().source.steps == 0
 
 
-def test_damaged_records_are_counted_once_however_often_one_looks(copies: Callable[[], Growing]) -> None:
+def test_damaged_records_are_counted_once_over_repeated_updates(copies: Callable[[], Growing]) -> None:
     run = copies()
     run.grow(1.0)
     online = OnlineAnalysis(run.path)
@@ -207,7 +207,7 @@ def test_damaged_records_are_counted_once_however_often_one_looks(copies: Callab
     assert analysis.ranks[1].steps == STEPS
 
 
-def test_tags_that_come_before_their_steps_are_theirs(copies: Callable[[], Growing]) -> None:
+def test_tags_that_precede_their_steps_are_kept(copies: Callable[[], Growing]) -> None:
     # Given a rank whose events arrive before the rows of their steps
     run = copies()
     run.grow(0.5)
@@ -220,7 +220,7 @@ def test_tags_that_come_before_their_steps_are_theirs(copies: Callable[[], Growi
     assert online.update() == analyze_run(run.path)
 
 
-def test_a_segment_that_shrank_is_read_afresh(copies: Callable[[], Growing]) -> None:
+def test_segment_that_shrank_is_read_again(copies: Callable[[], Growing]) -> None:
     run = copies()
     run.grow(1.0)
     online = OnlineAnalysis(run.path)
@@ -230,7 +230,7 @@ def test_a_segment_that_shrank_is_read_afresh(copies: Callable[[], Growing]) -> 
     assert online.update().ranks[0].steps == STEPS - 5
 
 
-def test_what_retention_removes_is_no_error_and_what_follows_is_read(copies: Callable[[], Growing]) -> None:
+def test_files_removed_by_retention_are_no_error(copies: Callable[[], Growing]) -> None:
     run = copies()
     run.grow(1.0)
     online = OnlineAnalysis(run.path)

@@ -56,7 +56,7 @@ def test_every_step_has_its_compute_and_its_collectives(traces: Path, rank: int)
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_the_rank_that_sleeps_imposes_the_wait(traces: Path) -> None:
+def test_sleeping_rank_imposes_the_wait(traces: Path) -> None:
     analysis = analyze([traces])
     imposed = {row.rank: row.imposed_us for row in analysis.imposed_wait}
     assert analysis.collectives.unmatched == 0
@@ -77,7 +77,7 @@ def unpacked(folder: Path, pattern: str) -> Path:
 @pytest.mark.parametrize(
     ("pattern", "source"), [("nccl_trace_rank_*.gz", "flight_recorder"), ("vm-pid*.log.gz", "nccl_inspector")]
 )
-def test_both_sources_name_the_rank_that_slept(tmp_path: Path, pattern: str, source: str) -> None:
+def test_both_sources_name_the_sleeping_rank(tmp_path: Path, pattern: str, source: str) -> None:
     analysis = analyze([unpacked(tmp_path, pattern)])
     assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.evidence_source) == ("straggler", 1, source)
     assert analysis.verdict.pattern == "fixed"
@@ -88,7 +88,7 @@ def test_both_sources_name_the_rank_that_slept(tmp_path: Path, pattern: str, sou
 
 
 @pytest.mark.parametrize("form", ["json", "txt"])
-def test_the_rank_that_never_came_is_named(form: str) -> None:
+def test_rank_that_never_arrived_is_named(form: str) -> None:
     text = (RECORDED / f"ras.{form}").read_text()
     read = read_json if form == "json" else read_text
     result = judge(read(text), read(text), world_size=2, pids={0: 1348, 1: 1349})

@@ -26,7 +26,7 @@ Synthetic = Callable[..., Any]
 
 
 @pytest.mark.parametrize("size", [2_000_000_000, 10**30])
-def test_a_world_of_absurd_size_costs_nothing(synthetic: Synthetic, size: int) -> None:
+def test_absurd_world_size_costs_no_memory(synthetic: Synthetic, size: int) -> None:
     path = synthetic(plan=plan_for(2, us=60_000)).write()
     write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
     analysis = analyze([path])
@@ -35,7 +35,7 @@ def test_a_world_of_absurd_size_costs_nothing(synthetic: Synthetic, size: int) -
 
 
 @pytest.mark.parametrize("size", [-3, 0, 1])
-def test_a_world_smaller_than_the_ranks_on_disk_is_not_believed(synthetic: Synthetic, size: int) -> None:
+def test_world_size_below_the_recorded_ranks_is_ignored(synthetic: Synthetic, size: int) -> None:
     path = synthetic(plan=plan_for(2, us=60_000)).write()
     write_record(path / "attempts" / "000" / "attempt.json", AttemptInfo(attempt=0, start_unix_ns=1, world_size=size))
     analysis = analyze([path])
@@ -51,21 +51,21 @@ def test_damaged_identity_files_are_named(synthetic: Synthetic) -> None:
     assert "damaged, so left out: attempts/000/attempt.json, attempts/000/ranks/00003/rank.json" in analysis.source.warnings
 
 
-def test_one_rank_of_a_world_of_unknown_size_is_not_taken_for_all(synthetic: Synthetic) -> None:
+def test_one_rank_of_an_unknown_world_size_is_not_the_whole_job(synthetic: Synthetic) -> None:
     path = synthetic(ranks=1).write()
     (path / "attempts" / "000" / "attempt.json").unlink()
     (rank_dir(path, 0, 0) / "rank.json").unlink()
     assert "unknown size" in analyze([path]).verdict.summary
 
 
-def test_a_run_that_crashed_is_advised_to_look_there_first(synthetic: Synthetic) -> None:
+def test_advice_after_a_crash_begins_with_the_error_output(synthetic: Synthetic) -> None:
     calm = analyze([synthetic(lost_after={3: 25}, end_reasons={3: "crash"}).write()])
     assert "error output of rank 3 on n1" in calm.verdict.next[0]
     assert calm.verdict.failure == "rank 3 crashed before the end of training"
     assert render_text(calm).startswith("JOB FAILED: rank 3 crashed")
 
 
-def test_a_crash_comes_before_the_straggler(synthetic: Synthetic) -> None:
+def test_crash_comes_before_the_straggler_in_the_advice(synthetic: Synthetic) -> None:
     run = synthetic(plan=plan_for(2, us=60_000), lost_after={3: 25}, end_reasons={3: "crash"}).write()
     verdict = analyze([run]).verdict
     assert "error output of rank 3" in verdict.next[0]
@@ -73,7 +73,7 @@ def test_a_crash_comes_before_the_straggler(synthetic: Synthetic) -> None:
 
 
 @pytest.mark.parametrize("options", [{"steps": 3}, {"steps": 40, "signals": False}])
-def test_a_job_that_failed_early_is_not_told_to_train_longer(synthetic: Synthetic, options: dict[str, Any]) -> None:
+def test_job_that_failed_early_is_not_advised_to_train_longer(synthetic: Synthetic, options: dict[str, Any]) -> None:
     verdict = analyze([synthetic(**options, end_reasons={1: "crash"}).write()]).verdict
     assert verdict.kind == "insufficient_data"
     assert "error output of rank 1" in verdict.next[0]
@@ -110,7 +110,7 @@ def began_ago(run: Path, seconds: float, *, goes_on: bool) -> None:
     ],
     ids=str,
 )
-def test_with_too_little_data_what_to_do_fits_the_state_of_the_run(
+def test_advice_with_too_little_data_fits_the_state_of_the_run(
     synthetic: Synthetic, options: dict[str, Any], ago_s: float | None, says: str
 ) -> None:
     run = synthetic(**options).write()
@@ -127,7 +127,7 @@ def test_with_too_little_data_what_to_do_fits_the_state_of_the_run(
 @pytest.mark.parametrize(
     ("ago_s", "goes_on", "silence"), [(60, True, None), (200, True, "s"), (3600, True, "min"), (3600, False, None)]
 )
-def test_a_run_without_new_steps_is_reported_whatever_the_verdict(
+def test_run_without_new_steps_is_reported_beside_any_verdict(
     synthetic: Synthetic, ago_s: float, goes_on: bool, silence: str | None
 ) -> None:
     run = synthetic(plan=plan_for(2, us=60_000)).write()
@@ -143,7 +143,7 @@ def test_a_run_without_new_steps_is_reported_whatever_the_verdict(
         assert int(match[1]) in (range(180, 200) if silence == "s" else (60,))
 
 
-def test_a_run_that_hangs_before_its_first_step_is_reported(synthetic: Synthetic) -> None:
+def test_hang_before_the_first_step_is_reported(synthetic: Synthetic) -> None:
     run = synthetic(steps=0).write()
     write_record(rank_dir(run, 0, 0) / "rank.json", RankInfo(rank=0, world_size=4, host="n", pid=1, start_unix_ns=10**18))
     began_ago(run, 3600, goes_on=True)
@@ -161,7 +161,7 @@ def test_a_run_that_hangs_before_its_first_step_is_reported(synthetic: Synthetic
     ],
     ids=["long steps", "a long checkpoint", "steps that are long at times"],
 )
-def test_what_the_steps_themselves_explain_is_no_silence(synthetic: Synthetic, options: dict[str, Any]) -> None:
+def test_step_durations_that_explain_a_silence_cause_no_warning(synthetic: Synthetic, options: dict[str, Any]) -> None:
     run = synthetic(**options).write()
     steps_s = sum(row.wall_us for row in RunReader(run).steps(0, 0)) / 1e6
     began_ago(run, steps_s + 350, goes_on=True)
@@ -169,7 +169,7 @@ def test_what_the_steps_themselves_explain_is_no_silence(synthetic: Synthetic, o
 
 
 @pytest.mark.parametrize(("captured", "more"), [(3, 20), (20, 50)])
-def test_a_capture_that_shows_too_little_asks_for_a_longer_one(synthetic: Synthetic, captured: int, more: int) -> None:
+def test_short_capture_leads_to_the_advice_for_a_longer_one(synthetic: Synthetic, captured: int, more: int) -> None:
     run = synthetic().write()
     verdict = analyze_captured(RunReader(run), 0, range(4), range(10, 10 + captured)).verdict
     assert verdict.kind == "insufficient_data"
@@ -193,7 +193,7 @@ def stands(run: Path, *, late: int, ago_s: float = 200) -> None:
         write_record(activity_file(run, 0, rank), doing)
 
 
-def test_the_verdict_on_a_silent_run_is_what_its_ranks_are_doing(synthetic: Synthetic) -> None:
+def test_verdict_on_a_silent_run_comes_from_its_activities(synthetic: Synthetic) -> None:
     run = synthetic().write()
     began_ago(run, 200, goes_on=True)
     stands(run, late=1)
@@ -204,7 +204,7 @@ def test_the_verdict_on_a_silent_run_is_what_its_ranks_are_doing(synthetic: Synt
     assert not any("loading data" in warning for warning in analysis.source.warnings)
 
 
-def test_ranks_that_stand_still_for_a_while_are_no_verdict_yet(synthetic: Synthetic) -> None:
+def test_short_standstill_is_no_hang_yet(synthetic: Synthetic) -> None:
     run = synthetic().write()
     began_ago(run, 30, goes_on=True)
     stands(run, late=1, ago_s=30)
@@ -213,7 +213,7 @@ def test_ranks_that_stand_still_for_a_while_are_no_verdict_yet(synthetic: Synthe
     assert all(row.activity is not None for row in analysis.ranks)
 
 
-def test_a_run_that_is_over_has_no_activities(synthetic: Synthetic) -> None:
+def test_ended_run_has_no_activities(synthetic: Synthetic) -> None:
     run = synthetic().write()
     began_ago(run, 200, goes_on=False)
     stands(run, late=1)
@@ -259,11 +259,11 @@ def ended(*how: tuple[EndReason | None, int | None], hosts: str = "aaaa", boot: 
         (ended(("killed", None), ("killed", 9000)), None),
     ],
 )
-def test_the_first_to_end_is_named_where_that_is_clear(infos: dict[int, RankInfo], first: int | None) -> None:
+def test_first_rank_to_end_is_named_if_it_is_unambiguous(infos: dict[int, RankInfo], first: int | None) -> None:
     assert endings(infos).first == first
 
 
-def test_the_victims_of_the_launcher_are_not_called_like_the_one_that_died() -> None:
+def test_ranks_killed_by_the_launcher_are_worded_unlike_the_first() -> None:
     first_end = endings(ended(("killed", 9100), ("killed", 9000), ("crash", 9090)))
     assert first_end.failure() == "; ".join(first_end.sentences())
     assert first_end.sentences() == [
@@ -273,7 +273,7 @@ def test_the_victims_of_the_launcher_are_not_called_like_the_one_that_died() -> 
     ]
 
 
-def test_where_nobody_was_clearly_first_nobody_is_said_to_be() -> None:
+def test_simultaneous_deaths_name_no_first_rank() -> None:
     together = endings(ended(("killed", 9001), ("killed", 9000)))
     assert together.sentences() == ["ranks 0, 1 killed before the end of training"]
     assert together.failure() is None

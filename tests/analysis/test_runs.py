@@ -34,7 +34,7 @@ Synthetic = Callable[..., Any]
         ({"phase": "between_steps", "us": 60_000, "tags": ["eval"]}, "evaluation", None, "between_steps"),
     ],
 )
-def test_a_planted_cause_is_found(
+def test_planted_cause_is_found(
     synthetic: Synthetic, extra: dict[str, Any], cause: str, explained_by: str | None, phase: str
 ) -> None:
     analysis = analyse(synthetic(plan=plan_for(2, **extra)))
@@ -59,7 +59,7 @@ def test_a_planted_cause_is_found(
         (3.0, None, "imbalance", None),
     ],
 )
-def test_work_counts_where_it_enters_the_model_if_that_is_known(
+def test_work_is_measured_at_the_model_input_if_recorded(
     synthetic: Synthetic, loaded: float, given: float | None, cause: str, explained_by: str | None
 ) -> None:
     def fields(rank: int, step: int) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def test_work_counts_where_it_enters_the_model_if_that_is_known(
 
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("noise", [0.02, 0.3])
-def test_with_nothing_planted_nobody_is_accused(synthetic: Synthetic, noise: float, seed: int) -> None:
+def test_run_without_a_fault_accuses_no_rank(synthetic: Synthetic, noise: float, seed: int) -> None:
     verdict = analyse(synthetic(noise=noise, seed=seed)).verdict
     assert verdict.rank is None
     assert (verdict.kind, verdict.pattern) == ("straggler", "rotating") or verdict.kind in {
@@ -91,19 +91,19 @@ def test_with_nothing_planted_nobody_is_accused(synthetic: Synthetic, noise: flo
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_a_fault_is_found_in_heavy_noise(synthetic: Synthetic, seed: int) -> None:
+def test_fault_is_found_in_heavy_noise(synthetic: Synthetic, seed: int) -> None:
     verdict = analyse(synthetic(noise=0.3, seed=seed, plan=plan_for(1, phase="backward", us=60_000))).verdict
     assert (verdict.kind, verdict.rank, verdict.cause, verdict.phase) == ("straggler", 1, "host", "backward")
 
 
-def test_a_small_but_certain_lag_accuses_nobody(synthetic: Synthetic) -> None:
+def test_small_but_certain_lag_accuses_no_rank(synthetic: Synthetic) -> None:
     assert analyse(synthetic(noise=0.005, plan=plan_for(1, us=2_500))).verdict.kind != "straggler"
 
 
 @pytest.mark.parametrize(
     ("rank", "steps", "us"), [(3, {20}, 5_000_000), (0, {0, 1, 2, 3}, 900_000)], ids=["one terrible step", "slow first steps"]
 )
-def test_few_slow_steps_accuse_nobody(synthetic: Synthetic, rank: int, steps: set[int], us: float) -> None:
+def test_few_slow_steps_accuse_no_rank(synthetic: Synthetic, rank: int, steps: set[int], us: float) -> None:
     verdict = analyse(synthetic(plan=lambda item, step: {"us": us} if item == rank and step in steps else None)).verdict
     assert verdict.kind != "straggler"
 
@@ -119,7 +119,7 @@ def test_few_slow_steps_accuse_nobody(synthetic: Synthetic, rank: int, steps: se
         (["validated"], "between_steps", "host", ""),
     ],
 )
-def test_an_activity_of_all_ranks_that_takes_one_longer_is_the_cause(
+def test_activity_of_all_ranks_that_is_longer_on_one_is_the_cause(
     synthetic: Synthetic, tags: list[str], phase: str, cause: str, words: str
 ) -> None:
     def plan(rank: int, step: int) -> dict[str, Any] | None:
@@ -130,7 +130,7 @@ def test_an_activity_of_all_ranks_that_takes_one_longer_is_the_cause(
     assert words in verdict.summary
 
 
-def test_a_rank_that_evaluates_alone_now_and_then_is_said_to(synthetic: Synthetic) -> None:
+def test_rank_that_alone_evaluates_is_named_intermittent(synthetic: Synthetic) -> None:
     def plan(rank: int, step: int) -> dict[str, Any] | None:
         return {"phase": "between_steps", "us": 300_000, "tags": ["eval"]} if rank == 2 and step % 10 == 0 else None
 
@@ -150,7 +150,7 @@ def test_tags_of_all_steps_or_of_few_slow_ones_are_no_cause(synthetic: Synthetic
     assert analyse(synthetic(steps=80, plan=plan)).verdict.cause == "host"
 
 
-def test_a_slowness_that_moves_is_rotating_and_names_no_single_rank(synthetic: Synthetic) -> None:
+def test_moving_slowness_is_rotating_and_names_no_single_rank(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(plan=lambda rank, step: {"us": 90_000} if step % 4 == rank else None))
     verdict = analysis.verdict
     assert (verdict.kind, verdict.rank, verdict.pattern, verdict.ranks) == ("straggler", None, "rotating", [0, 1, 2, 3])
@@ -168,7 +168,7 @@ def test_a_slowness_that_moves_is_rotating_and_names_no_single_rank(synthetic: S
         {"ranks": 2, "device_kind": "cpu", "plan": plan_for(1, phase="data", us=400_000)},
     ],
 )
-def test_what_a_straggler_costs_is_no_second_finding_about_all(synthetic: Synthetic, options: dict[str, Any]) -> None:
+def test_cost_of_a_straggler_is_no_second_finding(synthetic: Synthetic, options: dict[str, Any]) -> None:
     assert [finding.kind for finding in analyse(synthetic(**options)).findings] == ["straggler"]
 
 
@@ -179,7 +179,7 @@ def test_all_slow_ranks_of_a_host_are_named(synthetic: Synthetic) -> None:
     assert verdict.slowdown == pytest.approx(169 / 104, abs=0.08)
 
 
-def test_waits_of_named_ranks_for_each_other_are_not_those_of_the_others(synthetic: Synthetic) -> None:
+def test_waits_between_named_ranks_are_not_those_of_the_others(synthetic: Synthetic) -> None:
     """Ranks 0 and 2 are slow in every step, and take turns in being last."""
 
     def plan(rank: int, step: int) -> dict[str, int] | None:
@@ -197,7 +197,7 @@ def test_waits_of_named_ranks_for_each_other_are_not_those_of_the_others(synthet
     assert f"for the worst of them, rank {analysis.verdict.rank}, " in analysis.verdict.summary
 
 
-def test_slowdown_is_the_step_over_the_step_without_the_cause(synthetic: Synthetic) -> None:
+def test_slowdown_is_the_step_relative_to_the_step_without_the_cause(synthetic: Synthetic) -> None:
     verdict = analyse(synthetic(noise=0.001, plan=plan_for(2, us=52_000))).verdict
     assert verdict.slowdown == pytest.approx(156 / 104, rel=0.01)
     assert verdict.gpu_hours_lost == pytest.approx(0.052 * 40 * 4 / 3600, rel=0.02)
@@ -225,7 +225,7 @@ def test_a_run_with_simulated_gpu_readings_is_labelled(synthetic: Synthetic) -> 
     assert analysis.source.simulated
 
 
-def test_imposed_wait_from_step_records_is_the_culprits(synthetic: Synthetic) -> None:
+def test_imposed_wait_from_step_records_is_charged_to_the_culprit(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(noise=0.001, plan=plan_for(2, us=60_000)))
     assert analysis.imposed_wait[0].rank == 2
     share = analysis.imposed_wait[0].share
@@ -244,12 +244,12 @@ def test_one_rank_cannot_be_a_straggler(synthetic: Synthetic) -> None:
     assert analysis.imposed_wait == []
 
 
-def test_the_same_run_gets_the_same_answer(synthetic: Synthetic) -> None:
+def test_result_is_deterministic(synthetic: Synthetic) -> None:
     path = synthetic(noise=0.3, plan=plan_for(2, us=60_000)).write()
     assert analyze([path]) == analyze([path])
 
 
-def test_the_result_is_the_published_json(synthetic: Synthetic) -> None:
+def test_result_round_trips_through_the_published_json(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(plan=plan_for(2, us=60_000)))
     text = msgspec.json.encode(analysis)
     assert msgspec.json.decode(text, type=Analysis) == analysis
@@ -258,7 +258,7 @@ def test_the_result_is_the_published_json(synthetic: Synthetic) -> None:
 
 @pytest.mark.parametrize("ranks", [1, 2, 4])
 @pytest.mark.parametrize(("phase", "words"), [("between_steps", "between the steps"), ("forward", "inside the step")])
-def test_ranks_on_cpus_that_all_idle_are_host_bound(synthetic: Synthetic, ranks: int, phase: str, words: str) -> None:
+def test_idle_cpu_ranks_are_host_bound(synthetic: Synthetic, ranks: int, phase: str, words: str) -> None:
     verdict = analyse(
         synthetic(ranks=ranks, device_kind="cpu", plan=lambda _rank, _step: {"phase": phase, "us": 400_000})
     ).verdict
@@ -280,13 +280,13 @@ def test_ranks_on_cpus_that_all_idle_are_host_bound(synthetic: Synthetic, ranks:
         ("balanced", {"phase": "between_steps", "us": 400_000}, {}),
     ],
 )
-def test_limits_of_the_step_are_named_where_no_rank_is_slow(
+def test_limit_of_the_step_is_named_without_a_slow_rank(
     synthetic: Synthetic, kind: str, extra: dict[str, Any], options: dict[str, Any]
 ) -> None:
     assert analyse(synthetic(plan=lambda _rank, _step: extra, **options)).verdict.kind == kind
 
 
-def test_cpu_ranks_that_all_queue_are_host_bound_and_do_not_stall(synthetic: Synthetic) -> None:
+def test_queueing_cpu_ranks_are_host_bound_without_a_stall(synthetic: Synthetic) -> None:
     queue = {"phase": "forward", "us": 400_000, "run_queue": True}
     verdict = analyse(synthetic(device_kind="cpu", plan=lambda _rank, _step: queue)).verdict
     assert (verdict.kind, verdict.cause, verdict.explained_by) == ("host_bound", "host", "cpu_contention")
@@ -294,7 +294,7 @@ def test_cpu_ranks_that_all_queue_are_host_bound_and_do_not_stall(synthetic: Syn
     assert "OMP_NUM_THREADS" in verdict.next[0]
 
 
-def test_no_advice_gains_less_at_most_than_the_verdict_says_is_lost(synthetic: Synthetic) -> None:
+def test_gain_of_advice_covers_the_loss_in_the_verdict(synthetic: Synthetic) -> None:
     analysis = analyse(synthetic(device_kind="cpu", noise=0.05, plan=plan_for(1, us=100_000)))
     assert analysis.waterfall is not None
     assert analysis.verdict.slowdown is not None
@@ -306,7 +306,7 @@ def test_no_advice_gains_less_at_most_than_the_verdict_says_is_lost(synthetic: S
     assert waiting == pytest.approx(lost, abs=0.02)
 
 
-def test_a_slow_stage_is_named_whatever_limits_the_step(synthetic: Synthetic) -> None:
+def test_slow_stage_is_named_in_a_verdict_without_a_straggler(synthetic: Synthetic) -> None:
     places = {rank: {"pp": rank} for rank in range(4)}
     run = synthetic(device_kind="cpu", coordinates=places, plan=plan_for(2, us=60_000))
     analysis = analyse(run)
@@ -317,7 +317,7 @@ def test_a_slow_stage_is_named_whatever_limits_the_step(synthetic: Synthetic) ->
 
 
 @pytest.mark.parametrize("extra", [{"cpu": True}, {}, {"phase": "between_steps"}])
-def test_a_job_of_one_host_is_not_told_to_do_without_it(synthetic: Synthetic, extra: dict[str, Any]) -> None:
+def test_job_of_one_host_is_not_advised_to_exclude_the_host(synthetic: Synthetic, extra: dict[str, Any]) -> None:
     def said(**where: Any) -> str:
         analysis = analyse(synthetic(device_kind="cpu", plan=plan_for(2, us=60_000, **extra), **where))
         assert analysis.verdict.rank == 2
@@ -328,7 +328,7 @@ def test_a_job_of_one_host_is_not_told_to_do_without_it(synthetic: Synthetic, ex
         assert re.search("without n1", said(folder="two"))
 
 
-def test_ranks_that_share_a_gpu_are_said_to(synthetic: Synthetic) -> None:
+def test_ranks_that_share_a_gpu_cause_a_warning(synthetic: Synthetic) -> None:
     def shared(rank_fields: dict[str, Any]) -> list[str]:
         warnings = analyse(synthetic(gpus=True, rank_fields=rank_fields)).source.warnings
         return [warning for warning in warnings if "share" in warning]

@@ -38,14 +38,14 @@ def write(folder: Path, layout: Layout, slow: Slowness) -> Path:
 
 
 @pytest.mark.parametrize("kind", ["ddp", "fsdp"])
-def test_a_host_with_half_of_all_ranks_is_slow_by_its_devices(tmp_path: Path, kind: str) -> None:
+def test_host_with_half_of_all_ranks_is_slow_by_its_devices(tmp_path: Path, kind: str) -> None:
     verdict = analyze([write(tmp_path, Layout(kind, 16), lambda rank, _step: 1.3 if rank >= 8 else 1.0)]).verdict
     assert (verdict.kind, verdict.ranks, verdict.hosts) == ("straggler", list(range(8, 16)), ["node1"]), verdict.summary
     assert verdict.cause == "compute", verdict.summary
     assert verdict.slowdown == pytest.approx(1.25, abs=0.06)
 
 
-def test_delays_that_move_from_rank_to_rank_are_no_green_light(tmp_path: Path) -> None:
+def test_delays_that_move_between_ranks_are_a_rotating_straggler(tmp_path: Path) -> None:
     # given a job in whose every step another rank is slower by two fifths
     layout = Layout("ddp", 8)
     result = analyze([write(tmp_path, layout, lambda rank, step: 1.4 if rank == step % 8 else 1.0)])
@@ -56,7 +56,7 @@ def test_delays_that_move_from_rank_to_rank_are_no_green_light(tmp_path: Path) -
     assert (result.waterfall.share("straggler_wait") or 0.0) > 0.2
 
 
-def test_few_steps_in_which_ranks_wait_are_no_green_light(tmp_path: Path) -> None:
+def test_few_steps_with_waiting_ranks_are_not_balanced(tmp_path: Path) -> None:
     job = SeveralSlow(Layout("ddp", 8), lambda rank, step: 1.4 if rank == step % 8 else 1.0)
     write_traces(job, tmp_path, steps=range(1, 4))
     verdict = analyze([tmp_path]).verdict
@@ -64,7 +64,7 @@ def test_few_steps_in_which_ranks_wait_are_no_green_light(tmp_path: Path) -> Non
     assert "wait for each other" in verdict.summary
 
 
-def test_delays_that_move_are_no_green_light_in_dumps(tmp_path: Path) -> None:
+def test_moving_delays_in_dumps_are_not_balanced(tmp_path: Path) -> None:
     job = SeveralSlow(Layout("ddp", 8), lambda rank, step: 1.4 if rank == step % 8 else 1.0, steps=20)
     write_dumps(job, tmp_path)
     verdict = analyze([tmp_path]).verdict
@@ -72,7 +72,7 @@ def test_delays_that_move_are_no_green_light_in_dumps(tmp_path: Path) -> None:
     assert "wait for each other at least" in verdict.summary
 
 
-def test_durations_of_another_unit_give_no_cost(tmp_path: Path) -> None:
+def test_durations_in_another_unit_give_no_cost(tmp_path: Path) -> None:
     # given dumps of which one has microseconds in place of milliseconds
     write_dumps(SeveralSlow(Layout("ddp", 8), lambda rank, _step: 1.3 if rank == 3 else 1.0, steps=20), tmp_path)
     path = tmp_path / "dump_2.json"

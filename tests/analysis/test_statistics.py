@@ -35,13 +35,13 @@ from rankscope.analysis.statistics import (
         (0.025, 1e7, 1.95996),
     ],
 )
-def test_quantiles_of_students_t_are_those_of_the_tables(tail: float, freedom: float, expected: float) -> None:
+def test_student_t_quantiles_equal_the_tables(tail: float, freedom: float, expected: float) -> None:
     assert t_quantile(tail, freedom) == pytest.approx(expected, rel=1e-5)
     assert t_tail(expected, freedom) == pytest.approx(tail, rel=1e-4)
 
 
 @pytest.mark.parametrize("tail", [0.4, 0.05, 1e-3, 1e-6, 1e-9])
-def test_with_few_degrees_of_freedom_students_t_is_that_of_its_formula(tail: float) -> None:
+def test_student_t_equals_its_closed_form_for_few_degrees_of_freedom(tail: float) -> None:
     of_one = 1 / math.tan(math.pi * tail)
     of_two = (1 - 2 * tail) / math.sqrt(2 * tail * (1 - tail))
     assert t_quantile(tail, 1) == pytest.approx(of_one, rel=1e-9)
@@ -50,13 +50,13 @@ def test_with_few_degrees_of_freedom_students_t_is_that_of_its_formula(tail: flo
     assert t_tail(of_two, 2) == pytest.approx(tail, rel=1e-9)
 
 
-def test_medians_leave_out_what_is_unknown() -> None:
+def test_medians_ignore_unknown_values() -> None:
     rows = np.array([[3, np.nan, 1, 2], [4, 1, 2, 3], [np.nan] * 4, [np.nan, 7, np.nan, np.nan]])
     assert medians(rows.copy()).tolist() == pytest.approx([2, 2.5, np.nan, 7], nan_ok=True)
     assert lower_medians(rows.copy()).tolist() == pytest.approx([2, 2, np.nan, 7], nan_ok=True)
 
 
-def test_the_excess_of_a_rank_is_over_the_known_values_of_its_peers() -> None:
+def test_excess_of_a_rank_is_over_the_known_values_of_its_peers() -> None:
     values = {0: 1.0, 1: 2.0, 2: 9.0, 3: None}
     assert excess_of_rank(values, 2) == 7.5
     assert excess_of_rank(values, 2, [0, 2, 3, 8]) == 8.0
@@ -70,7 +70,7 @@ def noise(seed: int, steps: int, *, lasts: int) -> NDArray[np.float64]:
 
 
 @pytest.mark.parametrize(("steps", "lasts"), [(60, 1), (300, 1), (300, 6), (1000, 20)])
-def test_the_interval_of_a_mean_holds_the_true_one_although_noise_lasts(steps: int, lasts: int) -> None:
+def test_interval_of_the_mean_covers_the_true_one_in_correlated_noise(steps: int, lasts: int) -> None:
     hits = 0
     for seed in range(200):
         low, high = mean_of(noise(seed, steps, lasts=lasts)).bounds(0.95)
@@ -78,12 +78,12 @@ def test_the_interval_of_a_mean_holds_the_true_one_although_noise_lasts(steps: i
     assert hits >= 180
 
 
-def test_noise_lasts_as_long_as_it_was_made_to() -> None:
+def test_estimated_autocorrelation_time_equals_the_simulated_one() -> None:
     assert autocorrelation_time(noise(1, 4000, lasts=1)) == pytest.approx(1, abs=0.3)
     assert autocorrelation_time(noise(1, 4000, lasts=10)) == pytest.approx(10, rel=0.3)
 
 
-def test_one_step_has_no_interval_and_no_noise_has_a_point() -> None:
+def test_single_step_has_no_interval_and_constant_steps_have_a_point() -> None:
     assert mean_of(np.array([3.0])).bounds(0.95) == (-np.inf, np.inf)
     assert mean_of(np.full(20, 3.0)).bounds(0.95) == (3.0, 3.0)
     assert Estimate(3.0, 0.0, 5.0).chance_below(2.0) == 0.0

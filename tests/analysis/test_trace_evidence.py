@@ -67,7 +67,7 @@ def two_ranks(folder: Path, steps: int, *, uncalled: int = 0) -> Analysis:
 
 
 @pytest.mark.parametrize(("steps", "most"), [(5, 6 / 7), (7, 8 / 9), (16, 0.99)])
-def test_too_few_steps_give_no_more_certainty_than_the_next_step_allows(tmp_path: Path, steps: int, most: float) -> None:
+def test_confidence_of_few_steps_is_bounded_by_their_number(tmp_path: Path, steps: int, most: float) -> None:
     # given four ranks, one of which is late in every step
     verdict = analyze([write(tmp_path, [cpu_rank(steps, late=rank == 1) for rank in range(4)])]).verdict
     # then it is named, with a confidence that depends on the number of steps
@@ -77,14 +77,14 @@ def test_too_few_steps_give_no_more_certainty_than_the_next_step_allows(tmp_path
     assert ("At least 8 steps are needed" in verdict.summary) == (steps < 8)
 
 
-def test_one_step_is_called_one_and_host_annotations_tell_the_phase(dlrm: Path) -> None:
+def test_single_step_is_worded_and_host_annotations_show_the_phase(dlrm: Path) -> None:
     verdict = analyze([dlrm]).verdict
     assert (verdict.rank, verdict.cause, verdict.phase) == (7, "host", "forward")
     assert verdict.confidence == pytest.approx(2 / 3, abs=0.001)
     assert "in the one step at hand" in verdict.summary
 
 
-def test_without_annotations_of_the_host_host_and_input_are_left_open(dlrm: Path, tmp_path: Path) -> None:
+def test_missing_host_annotations_leave_host_or_input_open(dlrm: Path, tmp_path: Path) -> None:
     for file in dlrm.glob("rank-*.json.gz"):
         trace = json.loads(gzip.decompress(file.read_bytes()))
         kept = [event for event in trace["traceEvents"] if event.get("cat") != "user_annotation" or "nccl:" in event["name"]]
@@ -100,7 +100,7 @@ def test_without_annotations_of_the_host_host_and_input_are_left_open(dlrm: Path
     ("count", "steps_text", "most"),
     [(1, "in the one step at hand", 2 / 3), (3, "per step in the 3 at hand", 4 / 5), (8, "per step", 0.99)],
 )
-def test_profiled_steps_of_a_run_are_counted_as_well(count: int, steps_text: str, most: float) -> None:
+def test_confidence_of_profiled_steps_is_bounded_by_their_number(count: int, steps_text: str, most: float) -> None:
     # given collectives of ``count`` profiled steps, in all of which rank 1 was 400 µs late
     matches = matched(
         *(
@@ -120,14 +120,14 @@ def test_profiled_steps_of_a_run_are_counted_as_well(count: int, steps_text: str
     assert verdict.confidence == pytest.approx(most, abs=0.001)
 
 
-def test_without_annotated_steps_a_window_is_at_hand(tmp_path: Path) -> None:
+def test_trace_without_annotated_steps_is_judged_as_one_window(tmp_path: Path) -> None:
     ranks = [[event for event in cpu_rank(16, late=late) if "Step" not in event["name"]] for late in (False, True)]
     verdict = analyze([write(tmp_path, ranks)]).verdict
     assert verdict.kind == "straggler"
     assert "in the one window at hand" in verdict.summary
 
 
-def test_verdict_and_what_if_divide_by_the_same_step_without_contradiction(dlrm: Path) -> None:
+def test_verdict_and_whatif_use_the_same_step_without_contradiction(dlrm: Path) -> None:
     # given one set of traces
     analysis, played = analyze([dlrm]), whatif([dlrm])
     # then both use the time from the first start on any rank to the last end on any
@@ -154,7 +154,7 @@ def window(start: float, length: float) -> StepBreakdown:
     spans=st.lists(st.tuples(st.integers(0, 1000), st.integers(1, 1000)), min_size=2, max_size=6),
     offset=st.integers(-(10**12), 10**12),
 )
-def test_ranks_with_a_common_clock_are_one_extent_without_the_others(spans: list[tuple[int, int]], offset: int) -> None:
+def test_extent_covers_the_ranks_with_a_common_clock(spans: list[tuple[int, int]], offset: int) -> None:
     # given ranks that share a clock, one of which is off by any amount, and one without any link to them
     windows = {rank: window(start, length) for rank, (start, length) in enumerate(spans)}
     windows[0] = window(spans[0][0] + offset, spans[0][1])
@@ -168,7 +168,7 @@ def test_ranks_with_a_common_clock_are_one_extent_without_the_others(spans: list
     assert longest_extent_us(windows, matched(), clocks) == pytest.approx(max(length for _, length in spans))
 
 
-def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> None:
+def test_missing_values_of_a_torn_trace_are_in_no_mean(tmp_path: Path) -> None:
     # given three ranks, and a trace of the last one that stops before its collectives
     ranks = [cpu_rank(8, late=False), cpu_rank(8, late=True), cpu_rank(8, late=False)]
     write(tmp_path, ranks)
@@ -194,7 +194,7 @@ def test_what_a_torn_trace_lacks_is_no_zero_and_in_no_mean(tmp_path: Path) -> No
     assert communication == pytest.approx(expected, abs=1e-3)
 
 
-def test_of_a_single_torn_trace_nothing_is_concluded(tmp_path: Path) -> None:
+def test_single_torn_trace_gives_no_verdict(tmp_path: Path) -> None:
     whole = json.dumps({"traceEvents": cpu_rank(8, late=True)})
     (tmp_path / "rank-0.json").write_text(whole[:-40])
     analysis = analyze([tmp_path])
@@ -204,7 +204,7 @@ def test_of_a_single_torn_trace_nothing_is_concluded(tmp_path: Path) -> None:
     assert analysis.verdict.next[0].startswith("Trace again")
 
 
-def test_advice_leaves_open_what_the_sentence_leaves_open(shared_data: Path) -> None:
+def test_advice_leaves_open_the_same_causes_as_the_summary(shared_data: Path) -> None:
     # given a trace that does not show whether its device waits for input
     verdict = analyze([shared_data / "traces" / "kineto_2021_schema"]).verdict
     assert verdict.kind == "host_bound"
@@ -215,13 +215,13 @@ def test_advice_leaves_open_what_the_sentence_leaves_open(shared_data: Path) -> 
     assert "For the host" in verdict.next[-1]
 
 
-def test_where_the_loader_is_seen_the_sentence_does_not_leave_it_open(dlrm: Path) -> None:
+def test_annotated_loader_makes_the_host_verdict_definite(dlrm: Path) -> None:
     beside = analyze([dlrm]).findings[-1]
     assert (beside.kind, beside.summary.endswith("the host does not keep it busy.")) == ("host_bound", True)
     assert {row.name for row in beside.evidence} >= {"share.input", "share.idle"}
 
 
-def test_collectives_that_no_rank_called_are_unmatched_and_lower_coverage(tmp_path: Path) -> None:
+def test_collectives_without_a_call_are_unmatched_and_lower_confidence(tmp_path: Path) -> None:
     # given ranks that reduce in calls of the trace, and for 200 µs in each step without a call
     analysis = two_ranks(tmp_path, 16, uncalled=16)
     collectives = analysis.collectives
@@ -237,14 +237,14 @@ def test_collectives_that_no_rank_called_are_unmatched_and_lower_coverage(tmp_pa
     assert analysis.verdict.confidence == pytest.approx(collectives.explained_share, abs=0.001)
 
 
-def test_with_all_collectives_matched_there_is_nothing_to_warn_of(tmp_path: Path) -> None:
+def test_fully_matched_collectives_cause_no_warning(tmp_path: Path) -> None:
     analysis = two_ranks(tmp_path, 16)
     assert analysis.source.warnings == []
     assert analysis.collectives.unmatched == 0
     assert analysis.collectives.explained_share == pytest.approx(1.0)
 
 
-def test_the_share_of_communication_in_matches_by_hand() -> None:
+def test_share_of_matched_communication_equals_the_calculated_one() -> None:
     matches = matched({0: record(0, 30), 1: record(20, 30)})
     assert explained_share([matches], {0: 40.0, 1: 20.0}) == pytest.approx(40 / 60)
 
@@ -254,7 +254,7 @@ def test_the_share_of_communication_in_matches_by_hand() -> None:
     communication=st.floats(1, 1e4),
     more=st.integers(0, 8),
 )
-def test_more_matches_explain_no_less_and_never_more_than_all(
+def test_matched_share_grows_with_matches_and_is_at_most_one(
     spans: list[tuple[int, int]], communication: float, more: int
 ) -> None:
     matches = [{rank: record(start, start + length) for rank in range(2)} for start, length in spans]
@@ -265,5 +265,5 @@ def test_more_matches_explain_no_less_and_never_more_than_all(
     assert 0 <= some <= every <= 1
 
 
-def test_without_communication_there_is_no_share_of_it() -> None:
+def test_jobs_without_communication_have_no_matched_share() -> None:
     assert explained_share([], {0: 0.0}) is None

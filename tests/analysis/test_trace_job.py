@@ -64,17 +64,17 @@ def ranks(*names: str, **fields: Any) -> list[int] | None:
         (("dp0_tp0.json", "dp0_tp1.json", "dp1_tp0.json", "dp1_tp1.json"), None),
     ],
 )
-def test_a_name_gives_a_rank_only_where_its_number_may_be_one(names: tuple[str, ...], expected: list[int] | None) -> None:
+def test_plausible_number_in_a_file_name_is_the_rank(names: tuple[str, ...], expected: list[int] | None) -> None:
     assert ranks(*names) == expected
 
 
-def test_the_content_counts_before_the_name() -> None:
+def test_rank_in_the_content_outweighs_the_file_name() -> None:
     job = job_of([identity("rank-5.json", 0, world_size=2), identity("rank-1.json", 1, world_size=2)])
     assert job.traces == {0: 0, 1: 1}
     assert job.warnings == ["rank-5.json is of rank 0, though its name says 5"]
 
 
-def test_numbers_in_names_are_ranks_if_traces_with_known_ranks_agree() -> None:
+def test_numbers_in_names_are_ranks_if_they_agree_with_known_ranks() -> None:
     assert job_of([identity("trace_8.json", 8), identity("trace_9.json")]).traces == {8: 0, 9: 1}
     assert job_of([identity("trace_8.json", 0), identity("trace_9.json")]).problem == "unknown_ranks"
 
@@ -88,7 +88,7 @@ def test_traces_of_unknown_rank_are_numbered_and_not_compared(problem: str, *, c
         job_of([identity("b_31.json"), identity("a_27.json")], cycle=1)
 
 
-def test_a_trace_of_unknown_rank_is_left_out_where_no_rank_is_missing() -> None:
+def test_trace_of_unknown_rank_is_left_out_if_idle_or_world_size_known() -> None:
     traces = [identity("rank-0.json", 0), identity("rank-1.json", 1), identity("x.json", collectives=0)]
     assert job_of(traces).traces == {0: 0, 1: 1}
     traces[2] = identity("x.json")
@@ -99,18 +99,18 @@ def test_a_trace_of_unknown_rank_is_left_out_where_no_rank_is_missing() -> None:
     assert "x.json: its rank is not known" in job.warnings[0]
 
 
-def test_one_trace_needs_no_rank() -> None:
+def test_single_trace_needs_no_rank() -> None:
     assert job_of([identity("bert__1016002.json")]).traces == {0: 0}
 
 
-def test_traces_that_state_other_numbers_of_ranks_are_of_several_jobs() -> None:
+def test_different_world_sizes_belong_to_several_jobs() -> None:
     reason = job_of([identity("rank-0.json", 0, world_size=4), identity("rank-1.json", 1, world_size=8)]).reason
     assert reason is not None
     assert "some state 4 ranks, others 8" in reason
     assert job_of([identity("rank-0.json", world_size=1), identity("rank-1.json", world_size=1)]).problem == "several_jobs"
 
 
-def test_traces_of_other_days_are_of_one_job_only_if_they_say_so() -> None:
+def test_traces_of_different_days_are_one_job_only_with_process_groups() -> None:
     traces = [identity("rank-0.json"), identity("rank-1.json", at=86_400)]
     assert job_of(traces).problem == "several_jobs"
     assert job_of([msgspec.structs.replace(trace, is_grouped=True) for trace in traces]).problem is None
@@ -120,7 +120,7 @@ def cycles(*starts: int, rank: int = 0) -> list[TraceIdentity]:
     return [identity(f"worker{rank}.{start}.pt.trace.json", rank, at=start, world_size=2) for start in starts]
 
 
-def test_the_last_cycle_that_most_ranks_have_is_taken() -> None:
+def test_last_cycle_of_most_ranks_is_chosen() -> None:
     traces = [*cycles(0, 10, 20), *cycles(0, 10, 20, rank=1)]
     job = job_of(traces)
     assert (job.traces, job.cycle, job.cycles) == ({0: 2, 1: 5}, 3, 3)
@@ -132,16 +132,16 @@ def test_the_last_cycle_that_most_ranks_have_is_taken() -> None:
     assert job.warnings == ["rank 1 has no trace of cycle 3"]
 
 
-def test_a_cycle_that_is_not_there_is_an_error() -> None:
+def test_missing_cycle_is_an_error() -> None:
     with pytest.raises(InputError, match="no cycle 5: the traces are of 2 cycles"):
         job_of(cycles(0, 10), cycle=5)
 
 
-def test_clocks_of_hosts_may_differ_by_more_than_a_cycle() -> None:
+def test_clock_differences_of_hosts_may_exceed_a_cycle() -> None:
     assert job_of([*cycles(0, 10), *cycles(300, 310, rank=1)]).traces == {0: 1, 1: 3}
 
 
-def test_cycles_are_told_by_the_numbers_of_their_steps() -> None:
+def test_cycles_are_matched_by_their_step_numbers() -> None:
     # given a host whose clock is ahead by half a cycle, without a trace of the first cycle
     first = [
         msgspec.structs.replace(trace, step_span=(at, at + 4)) for trace, at in zip(cycles(0, 10, 20), (5, 15, 25), strict=True)
@@ -165,13 +165,13 @@ def test_traces_of_one_rank_that_are_no_cycles_are_not_compared() -> None:
     assert "different processes (7, 8)" in str(job_of([first, msgspec.structs.replace(second, process="8")]).reason)
 
 
-def test_a_number_in_a_name_is_no_rank_beyond_the_number_of_ranks() -> None:
+def test_number_in_a_name_beyond_the_world_size_is_no_rank() -> None:
     traces = [identity(f"rank-{number}.json", world_size=4) for number in (4, 5, 6, 7)]
     assert job_of(traces).problem == "unknown_ranks"
     assert ranks("rank-2.json", "rank-3.json", world_size=4) == [2, 3]
 
 
-def test_traces_of_one_process_are_cycles_though_their_rank_is_not_known() -> None:
+def test_traces_of_one_process_are_cycles_despite_an_unknown_rank() -> None:
     names = [f"gpu-a12_77.17500000000{at:02}.pt.trace.json" for at in (0, 10)]
     alone = [identity(name, at=at, collectives=0) for name, at in zip(names, (0, 10), strict=True)]
     job = job_of(alone)
@@ -184,7 +184,7 @@ def test_traces_of_one_process_are_cycles_though_their_rank_is_not_known() -> No
     assert job_of([msgspec.structs.replace(trace, process=None) for trace in alone]).problem == "several_jobs"
 
 
-def test_a_later_cycle_that_some_rank_lacks_is_named() -> None:
+def test_later_cycle_missing_on_some_rank_is_named() -> None:
     traces = [*cycles(0, 10, 20), *cycles(0, 10, rank=1)]
     job = job_of(traces)
     assert (job.cycle, job.other_files) == (2, 3)
@@ -193,6 +193,6 @@ def test_a_later_cycle_that_some_rank_lacks_is_named() -> None:
     assert job_of(traces, cycle=2).warnings == []
 
 
-def test_files_of_one_name_in_several_folders_are_told_apart() -> None:
+def test_files_of_one_name_in_several_folders_are_distinguished() -> None:
     reason = str(job_of([identity("node0/rank-0.json"), identity("node1/rank-0.json", process="8")]).reason)
     assert "node0/rank-0.json and node1/rank-0.json" in reason

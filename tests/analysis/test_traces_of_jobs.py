@@ -34,7 +34,7 @@ def check_slow_rank(analysis: Analysis) -> None:
     assert (analysis.verdict.kind, analysis.verdict.ranks) == ("straggler", [SLOW]), analysis.verdict.summary
 
 
-def test_process_ids_in_names_are_no_ranks_where_collectives_tell_ranks(tmp_path: Path) -> None:
+def test_process_ids_in_names_yield_to_ranks_in_collectives(tmp_path: Path) -> None:
     # given names with a host and a process id, and no distributedInfo
     for rank, events in enumerate(job("device", numbered=True)):
         for event in events:
@@ -51,7 +51,7 @@ def test_process_ids_in_names_are_no_ranks_where_collectives_tell_ranks(tmp_path
     assert "1 rank of at least 4," in render_text(result, width=100)
 
 
-def test_traces_without_anything_in_common_are_not_compared(tmp_path: Path) -> None:
+def test_traces_without_common_properties_are_not_compared(tmp_path: Path) -> None:
     # given three traces of jobs on one GPU, with the number of a run in the name
     for number, events in enumerate(job("device", numbered=True)[1:]):
         of_rank = [event for event in events if "nccl" not in event["name"] and event["args"].get("correlation", 1) % 6]
@@ -76,7 +76,7 @@ def cycles(tmp_path: Path) -> Path:
     return tmp_path / "cycles"
 
 
-def test_the_last_cycle_of_a_schedule_is_analysed(cycles: Path) -> None:
+def test_last_cycle_of_a_schedule_is_analysed(cycles: Path) -> None:
     analysis = analyze([cycles])
     check_slow_rank(analysis)
     assert (analysis.source.cycle, analysis.source.cycles, analysis.source.ranks) == (2, 2, RANKS)
@@ -118,7 +118,7 @@ LACKS: Final[dict[str, Callable[[Sequence[Event]], list[Event]]]] = {
 @pytest.mark.parametrize("rank", [0, SLOW])
 @pytest.mark.parametrize("fault", ["none", "device", "host"])
 @pytest.mark.parametrize("lacks", LACKS)
-def test_a_trace_that_lacks_what_the_others_have_is_not_compared(tmp_path: Path, lacks: str, fault: str, rank: int) -> None:
+def test_trace_with_missing_event_kinds_is_not_compared(tmp_path: Path, lacks: str, fault: str, rank: int) -> None:
     for number, events in enumerate(job(fault, numbered=True)):
         written(tmp_path / f"rank-{number}.json", LACKS[lacks](events) if number == rank else events, **metadata_of(number))
     analysis = analyze([tmp_path])
@@ -127,7 +127,7 @@ def test_a_trace_that_lacks_what_the_others_have_is_not_compared(tmp_path: Path,
     assert whatif([tmp_path]).status == "insufficient_data"
 
 
-def test_own_times_do_not_count_where_a_trace_lacks_collectives(tmp_path: Path) -> None:
+def test_own_times_are_not_compared_if_a_trace_lacks_collectives(tmp_path: Path) -> None:
     # given a healthy job in whose trace of rank 0 a third of the collectives is lost, with their launches
     for rank, events in enumerate(job("none", numbered=True)):
         of_rank = [event for event in events if rank or event["args"].get("correlation", 1) % 18]
@@ -135,7 +135,7 @@ def test_own_times_do_not_count_where_a_trace_lacks_collectives(tmp_path: Path) 
     assert analyze([tmp_path]).verdict.ranks == []
 
 
-def test_a_rank_that_costs_more_than_the_time_of_the_traces_is_not_named(tmp_path: Path) -> None:
+def test_rank_that_costs_more_than_the_traced_time_is_not_named(tmp_path: Path) -> None:
     # given a healthy job, and a host of rank 0 whose clock is set back in the middle
     for rank, events in enumerate(job("none", numbered=False)):
         middle = max(event["ts"] for event in events) - 5e5
@@ -147,7 +147,7 @@ def test_a_rank_that_costs_more_than_the_time_of_the_traces_is_not_named(tmp_pat
     assert analyze([tmp_path]).verdict.ranks == []
 
 
-def test_a_rank_that_nobody_waits_for_is_not_named(tmp_path: Path) -> None:
+def test_slow_rank_that_delays_no_other_is_not_named(tmp_path: Path) -> None:
     # given a healthy job on devices of unknown kind, on one of which all kernels that compute last too long by mistake
     for rank, events in enumerate(job("none", numbered=True)):
         for event in events:
@@ -161,7 +161,7 @@ def test_a_rank_that_nobody_waits_for_is_not_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["none", "device"])
-def test_a_trace_whose_times_have_another_unit_is_not_compared(tmp_path: Path, fault: str) -> None:
+def test_trace_with_times_in_another_unit_is_not_compared(tmp_path: Path, fault: str) -> None:
     for rank, events in enumerate(job(fault, numbered=True)):
         of_rank = [
             event | {"dur": event["dur"] / 1000 if rank == 1 and event["cat"] == "kernel" else event["dur"]} for event in events
@@ -174,7 +174,7 @@ def test_a_trace_whose_times_have_another_unit_is_not_compared(tmp_path: Path, f
     assert whatif([tmp_path]).status == "insufficient_data"
 
 
-def test_ranks_wait_in_a_kernel_of_unknown_name_for_a_late_host(tmp_path: Path) -> None:
+def test_waits_in_a_kernel_of_unknown_name_are_reported(tmp_path: Path) -> None:
     # given a job whose first all-reduce of a step runs in a kernel that is not known, the second in one of NCCL
     for rank, events in enumerate(job("host", numbered=True)):
         for event in events:
@@ -187,7 +187,7 @@ def test_ranks_wait_in_a_kernel_of_unknown_name_for_a_late_host(tmp_path: Path) 
     assert whatif([tmp_path]).status == "insufficient_data"
 
 
-def test_traces_of_torch_npu_have_their_rank_in_a_file_beside_them(tmp_path: Path) -> None:
+def test_torch_npu_traces_get_their_rank_from_a_neighbouring_file(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
         folder = tmp_path / f"node0_{4711 + rank}_20250628101435_ascend_pt"
         written(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", events)
@@ -201,7 +201,7 @@ def test_traces_of_torch_npu_have_their_rank_in_a_file_beside_them(tmp_path: Pat
     assert run_in_process("export", tmp_path, "--perfetto", "-").returncode == 0
 
 
-def test_traces_of_hosts_alone_are_told_what_they_lack(tmp_path: Path) -> None:
+def test_verdict_on_host_only_traces_names_the_missing_events(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
         written(tmp_path / f"rank-{rank}.json", LACKS["has no device events"](events), **metadata_of(rank))
     verdict = analyze([tmp_path]).verdict
@@ -209,20 +209,20 @@ def test_traces_of_hosts_alone_are_told_what_they_lack(tmp_path: Path) -> None:
     assert "ProfilerActivity.CUDA" in verdict.next[0]
 
 
-def test_a_folder_may_say_the_rank(tmp_path: Path) -> None:
+def test_folder_name_may_give_the_rank(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
         written(tmp_path / f"rank_{rank}" / "trace.json", events)
     check_slow_rank(analyze([tmp_path]))
 
 
 @pytest.mark.parametrize("command", [("analyze",), ("whatif",), ("export", "--perfetto", "-")])
-def test_a_cycle_that_is_not_there_is_an_error_of_every_command(cycles: Path, command: tuple[str, ...]) -> None:
+def test_missing_cycle_is_an_error_of_every_command(cycles: Path, command: tuple[str, ...]) -> None:
     ended = run_in_process(command[0], cycles, *command[1:], "--cycle", "3")
     assert ended.returncode != 0
     assert "no cycle 3: the traces are of 2 cycles, from 1 on" in ended.stderr
 
 
-def test_two_starts_of_a_job_are_no_cycles(cycles: Path) -> None:
+def test_restarted_job_has_no_cycles(cycles: Path) -> None:
     for path in cycles.glob("worker*.1750060000123.*"):
         content = json.loads(path.read_text())
         content["traceEvents"] = [event | {"pid": 77} for event in content["traceEvents"]]
@@ -232,7 +232,7 @@ def test_two_starts_of_a_job_are_no_cycles(cycles: Path) -> None:
     assert "different processes (1, 77)" in analysis.verdict.summary
 
 
-def test_without_device_activity_nothing_is_concluded(tmp_path: Path) -> None:
+def test_traces_without_device_activity_give_no_verdict(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
         written(tmp_path / f"rank-{rank}.json", without(events, "kernel"), **metadata_of(rank))
     for paths, ranks in (([tmp_path], RANKS), ([tmp_path / "rank-2.json"], 1)):
@@ -244,7 +244,7 @@ def test_without_device_activity_nothing_is_concluded(tmp_path: Path) -> None:
         assert analysis.waterfall is None or all(part.us is None for part in analysis.waterfall.parts)
 
 
-def test_a_rank_without_device_activity_is_missing(tmp_path: Path) -> None:
+def test_rank_without_device_activity_counts_as_missing(tmp_path: Path) -> None:
     for rank, events in enumerate(job("device", numbered=True)):
         written(tmp_path / f"rank-{rank}.json", without(events, "kernel") if rank == 1 else events, **metadata_of(rank))
     analysis = analyze([tmp_path])
@@ -276,7 +276,7 @@ def put(folder: Path, documents: list[dict[str, Any]]) -> Path:
 
 
 @pytest.mark.parametrize("is_shared", [False, True])
-def test_a_rank_of_another_run_is_not_compared(tmp_path: Path, *, is_shared: bool) -> None:
+def test_rank_of_another_run_is_not_compared(tmp_path: Path, *, is_shared: bool) -> None:
     # given rank 3 of a run in which it was slow, and the others of the run after the repair, on a host each or on one
     documents = [*documents_of("none", later_ns=HOUR_NS)[:3], documents_of("slow device")[3]]
     if is_shared:
@@ -290,13 +290,13 @@ def test_a_rank_of_another_run_is_not_compared(tmp_path: Path, *, is_shared: boo
     assert "different runs" in answer.summary
 
 
-def test_clocks_that_are_hours_apart_and_drift_hide_no_slow_rank(tmp_path: Path) -> None:
+def test_clock_offsets_of_hours_and_drifts_hide_no_slow_rank(tmp_path: Path) -> None:
     clocks = [Clock(), Clock(1e5, 3e-4), Clock(3.6e9, -3e-4), Clock(9 * 3.6e9, 1e-4)]
     verdict = analyze([put(tmp_path, documents_of("slow device", clocks))]).verdict
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
 
 
-def test_the_cause_is_looked_for_in_the_steps_that_all_traces_have(tmp_path: Path) -> None:
+def test_cause_is_determined_in_the_steps_common_to_all_traces(tmp_path: Path) -> None:
     # given the trace of the slow rank, which ends after seven of ten steps
     documents = documents_of("slow device")
     events = documents[3]["traceEvents"]
@@ -306,7 +306,7 @@ def test_the_cause_is_looked_for_in_the_steps_that_all_traces_have(tmp_path: Pat
     assert (verdict.kind, verdict.ranks, verdict.cause) == ("straggler", [3], "compute"), verdict.summary
 
 
-def test_two_steps_that_all_traces_have_name_the_slow_rank(tmp_path: Path) -> None:
+def test_two_common_steps_name_the_slow_rank(tmp_path: Path) -> None:
     # given rank 2 traced two steps later than the others
     layout_job = LayoutJob(Layout("ddp", RANKS), FAULTS["slow device"], steps=10)
     windows = [frozenset(range(4, 8)) if rank.rank == 2 else frozenset(range(2, 6)) for rank in layout_job.ranks]

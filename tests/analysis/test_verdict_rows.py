@@ -74,7 +74,7 @@ def is_named_as_expected(analysis: Analysis, fleet: Any) -> bool:
 
 
 @pytest.mark.parametrize(("ranks", "length"), [(64, 50), (32, 20)])
-def test_a_host_whose_ranks_are_slow_in_bursts_of_their_own_is_named(
+def test_host_with_ranks_slow_in_separate_bursts_is_named(
     faults: Any, analyse: Analyse, rng: np.random.Generator, ranks: int, length: int
 ) -> None:
     fleet = faults.host_in_bursts(rng, ranks, length)
@@ -85,9 +85,7 @@ def test_a_host_whose_ranks_are_slow_in_bursts_of_their_own_is_named(
     assert low - 0.01 <= fleet.saving <= high + 0.01
 
 
-def test_ranks_of_several_hosts_in_bursts_or_every_second_step_are_named(
-    faults: Any, analyse: Analyse, rng: np.random.Generator
-) -> None:
+def test_ranks_of_several_hosts_slow_in_bursts_are_named(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     for fleet in (
         faults.in_bursts(rng, 16, 4, 50),
         faults.every_second_step(rng, together=True),
@@ -96,7 +94,7 @@ def test_ranks_of_several_hosts_in_bursts_or_every_second_step_are_named(
         assert is_named_as_expected(analyse(fleet), fleet)
 
 
-def test_a_slow_host_is_in_the_sentence_and_a_finding_of_its_own(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
+def test_slow_host_is_in_the_summary_and_a_finding(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     fleet = faults.slow_hosts(rng, 16)
     analysis = analyse(fleet)
     assert is_named_as_expected(analysis, fleet)
@@ -108,7 +106,7 @@ def test_a_slow_host_is_in_the_sentence_and_a_finding_of_its_own(faults: Any, an
 
 
 @pytest.mark.parametrize("healthy", [3, None])
-def test_a_host_is_named_if_one_rank_is_healthy_or_all_are_slow_in_turn(
+def test_host_is_named_if_one_rank_is_healthy_or_all_are_slow_in_turn(
     noise: Any, analyse: Analyse, rng: np.random.Generator, healthy: int | None
 ) -> None:
     own = noise.noise(rng, 16, 300)
@@ -119,7 +117,7 @@ def test_a_host_is_named_if_one_rank_is_healthy_or_all_are_slow_in_turn(
     assert is_named(analyse(own, fault=fault, per_host=4), ranks, ("node0000",))
 
 
-def test_pauses_of_all_ranks_at_other_steps_are_no_fault_of_a_host(noise: Any, analyse: Analyse) -> None:
+def test_pauses_of_all_ranks_at_different_steps_blame_no_host(noise: Any, analyse: Analyse) -> None:
     named = []
     for seed in range(8):
         rng = np.random.default_rng(seed)
@@ -138,7 +136,7 @@ def test_pauses_of_all_ranks_at_other_steps_are_no_fault_of_a_host(noise: Any, a
     ("scatter", "slow", "by"),
     [(0.03, (130, 1000), 0.3), (0.005, (250, 1000), 0.375), (0.03, (850, 1000), 0.6), (0.03, (300, 450), 0.8)],
 )
-def test_one_of_two_ranks_that_is_slow_for_a_part_of_the_run_is_named(
+def test_rank_slow_for_part_of_the_run_is_named_in_a_pair(
     noise: Any, analyse: Analyse, scatter: float, slow: tuple[int, int], by: float
 ) -> None:
     for seed in range(3):
@@ -146,7 +144,7 @@ def test_one_of_two_ranks_that_is_slow_for_a_part_of_the_run_is_named(
         assert is_named(analyse(own, fault=slowed(own, [1], by * STEP_US, slice(*slow))), [1])
 
 
-def test_healing_one_of_two_noisy_ranks_leaves_the_waiting_of_equal_ranks(
+def test_saving_of_one_of_two_noisy_ranks_leaves_the_equal_rank_waits(
     noise: Any, analyse: Analyse, rng: np.random.Generator
 ) -> None:
     own = noise.noise(rng, 2, 400, scatter=0.2)
@@ -161,7 +159,7 @@ def test_healing_one_of_two_noisy_ranks_leaves_the_waiting_of_equal_ranks(
 
 
 @pytest.mark.parametrize(("ranks", "share"), [(256, 0.03), (16, 0.3)])
-def test_records_that_are_missing_at_random_hide_no_rank_and_no_step(
+def test_records_missing_at_random_hide_no_rank_and_no_step(
     noise: Any, analyse: Analyse, rng: np.random.Generator, ranks: int, share: float
 ) -> None:
     own = noise.noise(rng, ranks, 300)
@@ -173,16 +171,14 @@ def test_records_that_are_missing_at_random_hide_no_rank_and_no_step(
 
 
 @pytest.mark.parametrize("by_us", [180_000.0, 24_000.0])
-def test_the_reason_for_waiting_may_be_a_rank_without_records(noise: Any, analyse: Analyse, by_us: float) -> None:
+def test_rank_without_records_may_cause_the_waiting(noise: Any, analyse: Analyse, by_us: float) -> None:
     own = noise.noise(np.random.default_rng(1), 4, 300)
     analysis = analyse(own, fault=slowed(own, [2], by_us), absent=(2,))
     assert (analysis.verdict.kind, analysis.verdict.ranks) == ("insufficient_data", [])
     assert "3 ranks" in analysis.verdict.summary
 
 
-def test_late_joining_ranks_are_not_called_balanced_without_a_comparison(
-    noise: Any, analyse: Analyse, rng: np.random.Generator
-) -> None:
+def test_late_joining_ranks_without_a_comparison_are_not_balanced(noise: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     own = noise.noise(rng, 8, 400)
     missing = np.zeros(own.shape, bool)
     missing[4:, :240] = True
@@ -192,9 +188,7 @@ def test_late_joining_ranks_are_not_called_balanced_without_a_comparison(
 # Waiting that moves
 
 
-def test_a_slow_rank_is_named_and_moving_pauses_beside_it_are_a_finding(
-    faults: Any, analyse: Analyse, rng: np.random.Generator
-) -> None:
+def test_slow_rank_is_named_and_moving_pauses_are_a_finding(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     fleet = faults.beside_pauses(rng, 100_000.0)
     analysis = analyse(fleet)
     assert is_named_as_expected(analysis, fleet)
@@ -202,12 +196,12 @@ def test_a_slow_rank_is_named_and_moving_pauses_beside_it_are_a_finding(
 
 
 @pytest.mark.parametrize("ranks", [2, 4])
-def test_garbage_collections_at_different_steps_are_waiting_in_turn(noise: Any, analyse: Analyse, ranks: int) -> None:
+def test_garbage_collections_at_different_steps_are_rotating(noise: Any, analyse: Analyse, ranks: int) -> None:
     verdict = analyse(noise.collections(np.random.default_rng(3), ranks)).verdict
     assert (verdict.kind, verdict.pattern, verdict.rank, verdict.cause) == ("straggler", "rotating", None, "gc")
 
 
-def test_waiting_in_turn_is_decided_though_one_rank_is_ahead_by_chance(noise: Any, analyse: Analyse) -> None:
+def test_rotating_waits_are_recognised_although_one_rank_is_ahead(noise: Any, analyse: Analyse) -> None:
     kinds = []
     for seed in range(12):
         rng = np.random.default_rng(seed)
@@ -217,7 +211,7 @@ def test_waiting_in_turn_is_decided_though_one_rank_is_ahead_by_chance(noise: An
     assert kinds.count("rotating") >= 11
 
 
-def test_the_more_noise_the_less_is_excluded_and_waiting_is_never_balanced(noise: Any, analyse: Analyse) -> None:
+def test_noise_widens_the_excluded_cost_and_large_waits_are_not_balanced(noise: Any, analyse: Analyse) -> None:
     bounds = []
     for scatter in (0.01, 0.05, 0.2, 0.6):
         verdict = analyse(noise.noise(np.random.default_rng(2), 8, 500, scatter=scatter)).verdict
@@ -230,7 +224,7 @@ def test_the_more_noise_the_less_is_excluded_and_waiting_is_never_balanced(noise
 # Rare steps and steps without a collective
 
 
-def test_checkpoints_of_a_rank_are_a_line_of_their_own(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
+def test_checkpoints_of_a_rank_are_reported_as_rare_steps(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     fleet = faults.checkpoints(rng)
     analysis = analyse(fleet)
     rare = analysis.rare_steps
@@ -239,7 +233,7 @@ def test_checkpoints_of_a_rank_are_a_line_of_their_own(faults: Any, analyse: Ana
     assert rare.share == pytest.approx(fleet.rare_share, rel=0.1)
 
 
-def test_one_step_of_30_s_is_not_the_typical_step(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
+def test_single_step_of_30_s_is_rare_and_not_typical(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     fleet = faults.stopped_once(rng)
     analysis = analyse(fleet)
     rare = analysis.rare_steps
@@ -248,14 +242,14 @@ def test_one_step_of_30_s_is_not_the_typical_step(faults: Any, analyse: Analyse,
     assert rare.typical_us == pytest.approx(88_000, rel=0.05)
 
 
-def test_evaluations_of_all_ranks_are_evaluation(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
+def test_evaluations_of_all_ranks_have_the_cause_evaluation(faults: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     analysis = analyse(faults.evaluations(rng))
     assert analysis.rare_steps is not None
     assert (analysis.rare_steps.rank, analysis.rare_steps.cause) == (None, "evaluation")
     assert (analysis.verdict.kind, analysis.verdict.cause) == ("host_bound", "evaluation")
 
 
-def test_rare_steps_of_a_single_rank_blame_it_for_no_waiting(noise: Any, analyse: Analyse, rng: np.random.Generator) -> None:
+def test_rare_steps_of_a_single_rank_are_charged_to_no_rank(noise: Any, analyse: Analyse, rng: np.random.Generator) -> None:
     own = noise.noise(rng, 1, 300)
     steps = [99, 199, 299]
     analysis = analyse(
@@ -267,7 +261,7 @@ def test_rare_steps_of_a_single_rank_blame_it_for_no_waiting(noise: Any, analyse
 
 
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_steps_about_twice_as_long_are_not_divided_into_rare_and_typical(noise: Any, analyse: Analyse, ranks: int) -> None:
+def test_steps_twice_as_long_are_not_split_into_rare_and_typical(noise: Any, analyse: Analyse, ranks: int) -> None:
     for seed in range(3):
         own = noise.noise(np.random.default_rng(seed), ranks, 600)
         analysis = analyse(own, fault=slowed(own, [1], 1.3 * STEP_US, slice(7, None, 21)))
@@ -276,7 +270,7 @@ def test_steps_about_twice_as_long_are_not_divided_into_rare_and_typical(noise: 
         assert analysis.rare_steps.count >= 27
 
 
-def test_rare_pauses_of_any_of_two_ranks_name_neither(noise: Any, analyse: Analyse) -> None:
+def test_rare_pauses_of_either_of_two_ranks_name_neither(noise: Any, analyse: Analyse) -> None:
     for seed in range(6):
         rng = np.random.default_rng(seed)
         own = noise.noise(rng, 2, 600)
@@ -286,7 +280,7 @@ def test_rare_pauses_of_any_of_two_ranks_name_neither(noise: Any, analyse: Analy
 
 
 @pytest.mark.parametrize(("every", "waits_known"), [(8, True), (8, False), (25, True), (40, True), (40, False)])
-def test_a_slow_rank_is_named_where_ranks_meet_at_every_nth_step_only(
+def test_slow_rank_is_named_if_ranks_meet_only_every_n_steps(
     faults: Any, analyse: Analyse, rng: np.random.Generator, every: int, waits_known: bool
 ) -> None:
     fleet = faults.local_steps(rng, every, waits_known=waits_known)

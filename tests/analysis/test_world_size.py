@@ -62,7 +62,7 @@ def of_traces(
         ({"pg_config": [{"pg_name": "0", "ranks": [*range(16)]}]}, (), 16, "1 rank of at least 16"),
     ],
 )
-def test_one_trace_of_a_larger_job_says_that_the_others_are_needed(
+def test_single_trace_of_a_larger_job_asks_for_the_others(
     tmp_path: Path, distributed: dict[str, Any] | None, without: Sequence[str], world: int, text: str
 ) -> None:
     analysis = of_traces(tmp_path, [0], distributed=distributed, without=without)
@@ -72,7 +72,7 @@ def test_one_trace_of_a_larger_job_says_that_the_others_are_needed(
 
 
 @pytest.mark.parametrize("distributed", [None, {"world_size": 2}])
-def test_two_of_eight_traces_show_no_rank_that_is_last(tmp_path: Path, distributed: dict[str, Any] | None) -> None:
+def test_two_of_eight_traces_name_no_rank(tmp_path: Path, distributed: dict[str, Any] | None) -> None:
     analysis = of_traces(tmp_path, [2, 3], distributed=distributed, fault="slow device")
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 8), analysis.verdict.summary
     assert "2 ranks of at least 8" in analysis.verdict.summary
@@ -81,7 +81,7 @@ def test_two_of_eight_traces_show_no_rank_that_is_last(tmp_path: Path, distribut
     )
 
 
-def test_ranks_of_a_whole_group_are_judged_among_themselves(tmp_path: Path) -> None:
+def test_ranks_of_a_complete_group_are_judged_among_themselves(tmp_path: Path) -> None:
     """The tensor-parallel group of ranks 0 to 3 has all traces; the other replica has none."""
     verdict = of_traces(tmp_path, range(4), layout="tp x dp").verdict
     assert verdict.kind != "straggler"
@@ -89,12 +89,12 @@ def test_ranks_of_a_whole_group_are_judged_among_themselves(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("ranks", [[5], [4, 5]])
-def test_the_largest_rank_is_a_bound_too(tmp_path: Path, ranks: list[int]) -> None:
+def test_largest_rank_is_a_lower_bound_of_the_world_size(tmp_path: Path, ranks: list[int]) -> None:
     analysis = of_traces(tmp_path, ranks, distributed={"world_size": 2}, without=SIZES)
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 6)
 
 
-def test_a_job_of_one_rank_is_one(tmp_path: Path) -> None:
+def test_job_of_one_rank_is_recognised(tmp_path: Path) -> None:
     job = LayoutJob(LAYOUTS["ddp"], FAULTS["none"], steps=10)
     trace = document(job.ranks[0], clocks(job.world)[0])
     trace.pop("distributedInfo")
@@ -109,14 +109,14 @@ def test_a_job_of_one_rank_is_one(tmp_path: Path) -> None:
     assert "one rank" in analysis.verdict.summary
 
 
-def test_a_damaged_size_is_none(tmp_path: Path) -> None:
+def test_damaged_group_size_is_ignored(tmp_path: Path) -> None:
     of_traces(tmp_path, [0], distributed={"world_size": 8})
     file = tmp_path / "trace.json"
     file.write_bytes(file.read_bytes().replace(b'"Group size":8', b'"Group size":888888888888', 1))
     assert analyze([tmp_path]).source.world_size == 8
 
 
-def test_dumps_of_the_last_ranks_are_not_all(tmp_path: Path) -> None:
+def test_dumps_of_the_last_ranks_are_incomplete(tmp_path: Path) -> None:
     write_dumps(LayoutJob(LAYOUTS["tp x dp"], FAULTS["none"], steps=20), tmp_path)
     for rank in range(4):
         (tmp_path / f"dump_{rank}.json").unlink()
@@ -143,7 +143,7 @@ GROUPS = [{"group_size": 8}, {"group_ranks": [*range(8)]}, {"group_ranks": [0, 7
 
 
 @pytest.mark.parametrize("group", GROUPS)
-def test_a_run_of_one_recorded_rank_is_not_of_one_rank(run_of: Callable[..., Path], group: dict[str, Any]) -> None:
+def test_run_with_one_recorded_rank_is_part_of_a_larger_world(run_of: Callable[..., Path], group: dict[str, Any]) -> None:
     run = run_of(ranks=1, group=group)
     analysis = analyze([run])
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 8), analysis.verdict.summary
@@ -153,12 +153,12 @@ def test_a_run_of_one_recorded_rank_is_not_of_one_rank(run_of: Callable[..., Pat
     assert analyze_captured(RunReader(run), 0, [0], range(7, 8)).source.world_size == 8
 
 
-def test_a_run_of_some_recorded_ranks_is_judged_among_them(run_of: Callable[..., Path]) -> None:
+def test_run_with_some_recorded_ranks_is_judged_among_them(run_of: Callable[..., Path]) -> None:
     analysis = analyze([run_of(ranks=4, group={"group_size": 8})])
     assert (analysis.verdict.kind, analysis.source.world_size) == ("compute_bound", 8), analysis.verdict.summary
     assert "among the 4 of 8 ranks with records" in analysis.verdict.summary
     assert analysis.source.coverage == pytest.approx(0.5)
 
 
-def test_a_group_of_all_recorded_ranks_changes_nothing(run_of: Callable[..., Path]) -> None:
+def test_group_of_all_recorded_ranks_keeps_the_world_size(run_of: Callable[..., Path]) -> None:
     assert analyze([run_of(ranks=4, group={"group_size": 4})]).source.world_size == 4

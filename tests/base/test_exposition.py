@@ -72,7 +72,7 @@ def _assert_same(read: Any, input_families: list[Family]) -> None:
 
 @given(families())
 @example([Family("m_x", "gauge", 'a \\ "quoted"\nhelp', points=[Point((("a", 'C:\\new\n"x"'), ("b", "\\")), 1.0)])])
-def test_both_formats_read_back_exactly_what_went_in(input_families: list[Family]) -> None:
+def test_both_formats_parse_back_to_the_same_families(input_families: list[Family]) -> None:
     for _ in range(2):  # the second time with the labels cached in the points
         as_openmetrics = openmetrics(input_families).decode()
         _assert_same(parse_text(exposition_text(input_families).decode()), input_families)
@@ -84,7 +84,7 @@ def test_both_formats_read_back_exactly_what_went_in(input_families: list[Family
 
 
 @given(VALUES)
-def test_numbers_are_exact_and_whole_ones_short(value: float) -> None:
+def test_numbers_are_exact_and_integers_have_no_fraction(value: float) -> None:
     written = number(value)
 
     assert float(written) == value or math.isnan(value)
@@ -92,7 +92,7 @@ def test_numbers_are_exact_and_whole_ones_short(value: float) -> None:
         assert re.fullmatch(r"-?\d+", written)
 
 
-def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
+def test_types_units_and_end_marker_follow_each_format() -> None:
     input_families = [
         Family("gpu_energy_joules_total", "counter", "Energy.", "joules", [Point((("uuid", "a"),), 1e21)]),
         Family("gpu_io_bytes_per_second", "gauge", "Rate.", "bytes", [Point((), math.inf)]),
@@ -112,7 +112,7 @@ def test_types_units_and_the_end_are_as_each_format_wants_them() -> None:
     )
 
 
-def test_a_name_that_is_no_unicode_costs_no_page() -> None:
+def test_label_value_with_invalid_unicode_is_replaced() -> None:
     body = exposition_text([Family("m", "gauge", "", points=[Point((("file", "a\udcffb"),), 1)])])
 
     assert 'm{file="a?b"} 1' in body.decode()
@@ -122,7 +122,7 @@ _SERIES = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.i
 
 
 @given(st.lists(_SERIES, max_size=6))
-def test_points_that_are_kept_give_the_same_page_as_new_ones(pages: list[list[tuple[str, str, int]]]) -> None:
+def test_cached_points_render_the_same_page_as_new_points(pages: list[list[tuple[str, str, int]]]) -> None:
     def point_of(value: tuple[str, str, int]) -> Point:
         metric, label, number_ = value
         return Point((("l", label),), number_, metric)
@@ -140,7 +140,7 @@ def test_points_that_are_kept_give_the_same_page_as_new_ones(pages: list[list[tu
             assert all(new is old and new.line for new, old in zip(source.points(values), points, strict=True))
 
 
-def test_a_gauge_and_a_counter_of_one_name_cannot_both_be_openmetrics() -> None:
+def test_gauge_and_counter_of_one_name_conflict_in_openmetrics() -> None:
     both = [Family("x_total", "counter", ""), Family("x", "gauge", "")]
 
     assert not has_unique_openmetrics_names(both)
@@ -163,16 +163,16 @@ def test_a_gauge_and_a_counter_of_one_name_cannot_both_be_openmetrics() -> None:
         (PROMETHEUS_3, True),
     ],
 )
-def test_the_accept_header_decides(accept: str, openmetrics: bool) -> None:
+def test_accept_header_selects_the_format(accept: str, openmetrics: bool) -> None:
     assert prefers_openmetrics(accept) is openmetrics
 
 
 @given(st.text(max_size=80))
-def test_no_accept_header_is_too_odd(accept: str) -> None:
+def test_any_accept_header_is_handled(accept: str) -> None:
     assert prefers_openmetrics(accept) in (True, False)
 
 
-def test_promtool_reads_hostile_texts(require_program: Callable[[str], str]) -> None:
+def test_promtool_accepts_hostile_label_values_and_help(require_program: Callable[[str], str]) -> None:
     hostile = '\\"\n\\n}{ \u202eevil 👩‍🚀\x1b[31m'
     page = exposition_text([Family("m_info", "gauge", hostile, points=[Point((("a", hostile), ("b", "")), 1)])])
 

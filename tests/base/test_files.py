@@ -33,14 +33,14 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_a_full_disk_leaves_the_old_content_and_no_temporary_file(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_full_disk_keeps_old_content_and_leaves_no_temporary_file(tmp_path: Path, write: Callable[..., None]) -> None:
     write(b"old")
     with disk_with_room_for(4), pytest.raises(OSError, match="File too large"):
         write(b"new and longer")
     assert ((tmp_path / "file").read_bytes(), names(tmp_path)) == (b"old", ["file"])
 
 
-def test_a_writers_error_keeps_the_old_content_and_no_temporary_file(tmp_path: Path) -> None:
+def test_writer_error_keeps_old_content_and_leaves_no_temporary_file(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"old")
 
     def fail() -> None:
@@ -54,7 +54,7 @@ def test_a_writers_error_keeps_the_old_content_and_no_temporary_file(tmp_path: P
 
 
 @pytest.mark.parametrize(("error", "raises"), [(errno.EIO, True), (errno.EINVAL, False)])
-def test_a_file_that_is_not_on_the_disk_does_not_replace_the_old_one(
+def test_failed_fsync_keeps_the_old_file(
     tmp_path: Path, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, error: int, raises: bool
 ) -> None:
     def fail(_: int) -> None:
@@ -73,9 +73,7 @@ def test_a_file_that_is_not_on_the_disk_does_not_replace_the_old_one(
 
 
 @pytest.mark.parametrize("kind", ["link", "dangling link", "pipe"])
-def test_what_another_user_put_in_place_is_replaced_and_not_written_to(
-    tmp_path: Path, write: Callable[..., None], kind: str
-) -> None:
+def test_link_or_pipe_at_the_target_is_replaced_and_not_written_to(tmp_path: Path, write: Callable[..., None], kind: str) -> None:
     folder = tmp_path.parent / f"{tmp_path.name}-victim"
     folder.mkdir()
     (folder / "victim").write_bytes(b"mine")
@@ -92,7 +90,7 @@ def test_what_another_user_put_in_place_is_replaced_and_not_written_to(
 
 
 @pytest.mark.parametrize("links", [True, False])
-def test_of_several_first_writers_one_wins(
+def test_one_of_several_concurrent_first_writers_wins(
     tmp_path: Path, write: Callable[..., None], monkeypatch: pytest.MonkeyPatch, links: bool
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
@@ -117,7 +115,7 @@ def test_of_several_first_writers_one_wins(
     assert (won, names(tmp_path)) == ([(tmp_path / "file").read_bytes()], ["file"])
 
 
-def test_the_mode_is_the_chosen_one_or_the_folders(tmp_path: Path, write: Callable[..., None]) -> None:
+def test_file_mode_is_private_or_derived_from_the_folder(tmp_path: Path, write: Callable[..., None]) -> None:
     mask = os.umask(0o077)
     try:
         tmp_path.chmod(0o750)
@@ -130,7 +128,7 @@ def test_the_mode_is_the_chosen_one_or_the_folders(tmp_path: Path, write: Callab
     assert (oct(private), oct(shared)) == ("0o600", "0o640")
 
 
-def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+def test_only_temporary_files_of_killed_writers_are_removed(tmp_path: Path) -> None:
     target = tmp_path / "elsewhere"
     target.write_bytes(b"precious")
     pid = os.fork()
@@ -150,14 +148,14 @@ def test_what_killed_writers_left_is_removed_and_nothing_else(tmp_path: Path) ->
     assert target.read_bytes() == b"precious"
 
 
-def test_a_missing_folder_has_nothing_unfinished(tmp_path: Path) -> None:
+def test_cleanup_of_a_missing_folder_is_harmless(tmp_path: Path) -> None:
     remove_unfinished(tmp_path / "missing" / "file")
 
 
 # Configuration files
 
 
-def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
+def test_byte_order_mark_is_ignored(tmp_path: Path) -> None:
     (tmp_path / "file").write_bytes(b"\xef\xbb\xbfa = 'b'\n")
     assert read_toml(tmp_path / "file") == {"a": "b"}
 
@@ -172,13 +170,13 @@ def test_a_byte_order_mark_is_no_part_of_the_text(tmp_path: Path) -> None:
         (b'a = [{"b\\u0000" = 1}]', "u0000"),
     ],
 )
-def test_a_damaged_file_is_refused_with_the_place(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_damaged_toml_is_rejected_with_position_and_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(InputError, match=reason):
         read_toml(tmp_path / "file")
 
 
-def test_a_pipe_is_refused_and_not_waited_for(tmp_path: Path) -> None:
+def test_pipe_is_rejected_without_blocking(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "file")
     with pytest.raises(InputError, match="not a regular file"):
         read_config_text(tmp_path / "file")

@@ -41,7 +41,7 @@ def test_changed_files_are_read_again_unless_the_new_version_is_unusable(tmp_pat
     asyncio.run(story())
 
 
-def test_a_file_that_is_named_before_it_is_there_is_read_when_it_is(tmp_path: Path) -> None:
+def test_referenced_file_is_read_once_created(tmp_path: Path) -> None:
     config, first, second = (tmp_path / name for name in ("config", "first", "second"))
     config.write_text("first")
     first.write_text("1")
@@ -63,7 +63,7 @@ def test_a_file_that_is_named_before_it_is_there_is_read_when_it_is(tmp_path: Pa
     asyncio.run(story())
 
 
-def test_a_hanging_file_system_delays_only_requests_of_its_first_moments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_file_system_delays_only_the_first_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(followed_files, "PATIENCE_S", 0.05)
     file = tmp_path / "number"
     file.write_text("1")
@@ -97,13 +97,13 @@ def test_a_hanging_file_system_delays_only_requests_of_its_first_moments(tmp_pat
     assert threading.current_thread().name not in threads[1:]
 
 
-def test_without_files_nothing_is_looked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_reload_thread_starts_without_files(monkeypatch: pytest.MonkeyPatch) -> None:
     followed = FollowedFiles(lambda: (1, ()), changed=lambda _: None, failed=lambda _: None)
     monkeypatch.setattr(threading, "Thread", None)
     assert asyncio.run(followed.get()) == 1
 
 
-def test_a_reading_that_hangs_does_not_keep_the_process() -> None:
+def test_hanging_read_does_not_block_process_exit() -> None:
     script = (
         "import asyncio, threading\n"
         "from rankscope.base import followed_files\n"
@@ -115,7 +115,7 @@ def test_a_reading_that_hangs_does_not_keep_the_process() -> None:
     subprocess.run([sys.executable, "-c", script], check=True, timeout=60)
 
 
-def test_a_reading_that_begins_while_another_one_runs_is_shared() -> None:
+def test_concurrent_readers_share_one_read() -> None:
     reads: list[int] = []
 
     async def story() -> None:
@@ -128,7 +128,7 @@ def test_a_reading_that_begins_while_another_one_runs_is_shared() -> None:
     asyncio.run(story())
 
 
-def test_requests_during_a_reload_cause_one_more() -> None:
+def test_requests_during_a_reload_cause_one_more_reload() -> None:
     began, goes_on, ended = threading.Semaphore(0), threading.Semaphore(0), threading.Event()
     reloads: list[int] = []
 

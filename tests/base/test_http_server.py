@@ -60,7 +60,7 @@ def run(main: Callable[[], Coroutine[None, None, None]]) -> None:
     asyncio.run(asyncio.wait_for(main(), 2 * PATIENCE_S))
 
 
-def test_slow_heads_are_evicted_for_the_next_client_the_longest_idle_first() -> None:
+def test_longest_idle_slow_client_is_evicted_first() -> None:
     async def main() -> None:
         async with serving(max_connections=8) as (_, port):
             kept_reader, kept_writer = await asyncio.open_connection("127.0.0.1", port)
@@ -85,7 +85,7 @@ def test_slow_heads_are_evicted_for_the_next_client_the_longest_idle_first() -> 
     run(main)
 
 
-def test_evictions_are_reported_only_of_clients_that_wait_for_an_answer() -> None:
+def test_only_evictions_of_waiting_clients_are_reported() -> None:
     evicted: list[str] = []
 
     async def main() -> None:
@@ -117,7 +117,7 @@ def test_evictions_are_reported_only_of_clients_that_wait_for_an_answer() -> Non
         pytest.param(HEALTHY + HALF_A_REQUEST, "REQUEST_DEADLINE_S", id="half a second head"),
     ],
 )
-def test_each_state_of_a_connection_has_a_deadline(sent: bytes, deadline: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_connection_state_has_a_deadline(sent: bytes, deadline: str, monkeypatch: pytest.MonkeyPatch) -> None:
     for other in ("REQUEST_DEADLINE_S", "RESPONSE_DEADLINE_S", "KEEP_ALIVE_S"):
         monkeypatch.setattr(http_server, other, 1000)
     monkeypatch.setattr(http_server, deadline, 0.1)
@@ -132,7 +132,7 @@ def test_each_state_of_a_connection_has_a_deadline(sent: bytes, deadline: str, m
     run(main)
 
 
-def test_a_response_that_is_not_read_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unread_response_has_a_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
     for deadline in ("REQUEST_DEADLINE_S", "RESPONSE_DEADLINE_S", "KEEP_ALIVE_S"):
         monkeypatch.setattr(http_server, deadline, 0.1)
 
@@ -176,7 +176,7 @@ def test_every_request_of_a_connection_reaches_the_handler() -> None:
     assert handled == ["/a", "/a", "/b", "/a", "/a", "/a"]
 
 
-def test_an_idle_connection_ends_after_its_last_request(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_connection_is_closed_after_the_keep_alive_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(http_server, "KEEP_ALIVE_S", 0.5)
 
     async def main() -> None:
@@ -192,7 +192,7 @@ def test_an_idle_connection_ends_after_its_last_request(monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_response_under_way_ends_before_the_server_does() -> None:
+def test_shutdown_waits_for_a_response_in_flight() -> None:
     begun, may_end = asyncio.Event(), asyncio.Event()
 
     async def slow(_request: HttpRequest) -> Response:
@@ -220,7 +220,7 @@ def test_a_response_under_way_ends_before_the_server_does() -> None:
     run(main)
 
 
-def test_a_response_that_never_ends_does_not_hold_up_the_end() -> None:
+def test_endless_response_does_not_block_shutdown() -> None:
     begun, cancelled = asyncio.Event(), asyncio.Event()
 
     async def endless(_request: HttpRequest) -> Response:
@@ -244,7 +244,7 @@ def test_a_response_that_never_ends_does_not_hold_up_the_end() -> None:
     run(main)
 
 
-def test_a_defect_is_a_500_and_logged_once_however_often_it_is_met(caplog: pytest.LogCaptureFixture) -> None:
+def test_repeated_handler_error_is_a_500_and_logged_once(caplog: pytest.LogCaptureFixture) -> None:
     async def fail(_request: HttpRequest) -> Response:
         raise RuntimeError("a defect")
 
@@ -257,7 +257,7 @@ def test_a_defect_is_a_500_and_logged_once_however_often_it_is_met(caplog: pytes
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-def test_a_response_that_cannot_be_sent_ends_the_connection(caplog: pytest.LogCaptureFixture) -> None:
+def test_invalid_response_closes_the_connection(caplog: pytest.LogCaptureFixture) -> None:
     async def unsendable(_request: HttpRequest) -> Response:
         return Response(200, b"", headers=(("x-blank", " first"),))
 
@@ -269,7 +269,7 @@ def test_a_response_that_cannot_be_sent_ends_the_connection(caplog: pytest.LogCa
     assert len([record for record in caplog.records if record.exc_info]) == 1
 
 
-def test_clients_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
+def test_malformed_requests_are_not_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.DEBUG)
 
     async def main() -> None:
@@ -283,7 +283,7 @@ def test_clients_cannot_fill_the_log(caplog: pytest.LogCaptureFixture) -> None:
     assert [record for record in caplog.records if record.name.startswith(("rankscope", "uvicorn"))] == []
 
 
-def test_pipelined_requests_are_answered_after_the_client_closed_its_side() -> None:
+def test_pipelined_requests_are_answered_after_the_client_half_closes() -> None:
     async def main() -> None:
         async with serving() as (_, port):
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -295,7 +295,7 @@ def test_pipelined_requests_are_answered_after_the_client_closed_its_side() -> N
     run(main)
 
 
-def test_an_ipv4_client_of_a_dual_stack_socket_has_its_ipv4_address() -> None:
+def test_ipv4_client_of_a_dual_stack_socket_is_shown_as_ipv4() -> None:
     if not socket.has_dualstack_ipv6():
         pytest.skip("the kernel has no IPv6")
     peers: list[str] = []

@@ -39,7 +39,7 @@ def written() -> Iterator[Callable[[LogFormat], str]]:
         yield write
 
 
-def test_another_format_is_taken_over_by_the_thread_that_writes(
+def test_new_log_format_is_applied_by_the_writer_thread(
     written: Callable[[LogFormat], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written("text")
@@ -67,7 +67,7 @@ def test_another_format_is_taken_over_by_the_thread_that_writes(
         ("asyncio", "asyncio"),
     ],
 )
-def test_a_record_names_its_part_of_the_program(written: Callable[[LogFormat], str], name: str, component: str) -> None:
+def test_log_record_names_its_component(written: Callable[[LogFormat], str], name: str, component: str) -> None:
     stream = io.StringIO()
     written("json")
     logs.set_up("info", "json", stream)
@@ -75,7 +75,7 @@ def test_a_record_names_its_part_of_the_program(written: Callable[[LogFormat], s
     assert json.loads(stream.getvalue())["component"] == component
 
 
-def test_json_gives_back_what_was_said(written: Callable[[LogFormat], str]) -> None:
+def test_json_log_line_preserves_hostile_message_and_fields(written: Callable[[LogFormat], str]) -> None:
     (line,) = written("json").splitlines()
     record = json.loads(line)
 
@@ -83,7 +83,7 @@ def test_json_gives_back_what_was_said(written: Callable[[LogFormat], str]) -> N
     assert record == {"level": "warn", "component": "fleet", "msg": f"down: {HOSTILE}", "gpu": "GPU-1", "age_s": 1.5}
 
 
-def test_logfmt_cannot_be_forged(written: Callable[[LogFormat], str]) -> None:
+def test_logfmt_fields_cannot_be_forged_by_a_message(written: Callable[[LogFormat], str]) -> None:
     (line,) = written("logfmt").splitlines()
 
     # without quoted values, only the real fields are left
@@ -91,7 +91,7 @@ def test_logfmt_cannot_be_forged(written: Callable[[LogFormat], str]) -> None:
     assert line.isprintable()
 
 
-def test_text_is_for_a_terminal_that_stays_as_it_was(written: Callable[[LogFormat], str]) -> None:
+def test_text_log_line_has_no_control_characters(written: Callable[[LogFormat], str]) -> None:
     (line,) = written("text").splitlines()
 
     assert line.isprintable()
@@ -99,7 +99,7 @@ def test_text_is_for_a_terminal_that_stays_as_it_was(written: Callable[[LogForma
     assert line.endswith("gpu=GPU-1  age_s=1.5")
 
 
-def test_lines_are_dropped_and_counted_when_the_pipe_flows_again() -> None:
+def test_dropped_lines_are_counted_once_the_pipe_drains() -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
     fill_pipe(writer)
@@ -131,7 +131,7 @@ def test_lines_are_dropped_and_counted_when_the_pipe_flows_again() -> None:
         (True, [None], []),
     ],
 )
-def test_a_problem_is_reported_once_and_again_after_its_end(
+def test_problem_is_reported_once_and_again_after_recovery(
     each_reason: bool, reasons: list[str | None], lines: list[str]
 ) -> None:
     reported: list[str] = []
@@ -142,7 +142,7 @@ def test_a_problem_is_reported_once_and_again_after_its_end(
     assert reported == lines
 
 
-def test_subjects_are_apart_and_a_reason_that_they_share_is_reported_once() -> None:
+def test_reason_shared_by_several_subjects_is_reported_once() -> None:
     reported: list[str] = []
     problems = ProblemLog(reported.append)
     for about in ("a", "b"):
@@ -157,7 +157,7 @@ def test_subjects_are_apart_and_a_reason_that_they_share_is_reported_once() -> N
     assert problems.reason == "no such host"
 
 
-def test_all_present_problems_are_set_together() -> None:
+def test_replaced_problem_set_reports_only_new_reasons_and_the_end() -> None:
     reported: list[str] = []
     problems = ProblemLog(reported.append, lambda: reported.append("over"))
     for present in ({"a": "empty", "b": "damaged"}, {"b": "damaged"}, {"a": "empty", "b": "empty"}):

@@ -10,7 +10,7 @@ from rankscope.base.launchers import LauncherPlace, place_in_job
 from rankscope.base.process import collector_paused
 
 
-def test_the_collector_works_again_after_an_error() -> None:
+def test_garbage_collector_is_enabled_again_after_an_error() -> None:
     @collector_paused()
     def fail() -> None:
         raise KeyError
@@ -20,7 +20,7 @@ def test_the_collector_works_again_after_an_error() -> None:
     assert gc.isenabled()
 
 
-def test_a_pause_within_a_pause_does_not_end_it() -> None:
+def test_nested_collector_pause_does_not_end_the_outer_pause() -> None:
     with collector_paused():
         with collector_paused():
             pass
@@ -44,5 +44,5 @@ OPEN_MPI = {"OMPI_COMM_WORLD_RANK": "2", "OMPI_COMM_WORLD_LOCAL_RANK": "0", "OMP
         ({}, LauncherPlace(None, None, None)),
     ],
 )
-def test_the_launcher_that_started_the_process_tells_its_place(environ: dict[str, str], place: LauncherPlace) -> None:
+def test_launcher_environment_gives_rank_local_rank_and_world_size(environ: dict[str, str], place: LauncherPlace) -> None:
     assert place_in_job(environ) == place

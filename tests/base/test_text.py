@@ -18,7 +18,7 @@ from rankscope.base.text import ranges_text, share_bound
         (1.0, "100%", "100%"),
     ],
 )
-def test_a_bound_of_a_share_is_never_rounded_inwards(share: float, lower: str, upper: str) -> None:
+def test_bounds_of_a_share_are_rounded_outwards(share: float, lower: str, upper: str) -> None:
     assert (share_bound(share, upper=False), share_bound(share, upper=True)) == (lower, upper)
 
 
@@ -34,5 +34,5 @@ def test_a_bound_of_a_share_is_never_rounded_inwards(share: float, lower: str, u
         ([*range(0, 16, 2), *range(20, 28)], "0, 2, 4, 6, 8, 10, 12, 14 and 8 more"),
     ],
 )
-def test_ranges_of_ranks(numbers: list[int], text: str) -> None:
+def test_rank_numbers_are_abbreviated_to_ranges(numbers: list[int], text: str) -> None:
     assert ranges_text(numbers) == text

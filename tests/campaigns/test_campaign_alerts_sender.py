@@ -78,7 +78,7 @@ def heard_but_504(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -
 
 @pytest.mark.parametrize("name", ["away", "503", "429", "never-ending"])
 @pytest.mark.parametrize("hours", [0.75, 3.0])
-def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: Path, name: str, hours: float) -> None:
+def test_outage_of_receiver_for_hours_loses_no_alert(receiver: WebhookReceiver, tmp_path: Path, name: str, hours: float) -> None:
     kinds: dict[str, Behaviour | int] = {"away": unavailable, "503": 503, "429": 429, "never-ending": never_ending}
     world = World(receiver, tmp_path / "state")
     receiver.behaviour = kinds[name]
@@ -97,7 +97,7 @@ def test_a_receiver_that_is_away_for_hours(receiver: WebhookReceiver, tmp_path: 
     row(f"receiver {name} for {hours} simulated h", attempts=tries, states=states, after=world.states(), lines=len(world.reports))
 
 
-def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_flapping_network_loses_no_alert(receiver: WebhookReceiver, tmp_path: Path) -> None:
     chance = random.Random(3)
     ways: list[Behaviour] = [*([answer_with(200)] * 6), answer_with(503), heard_but_504, unavailable, answer_with(429)]
 
@@ -120,7 +120,7 @@ def test_a_flapping_network(receiver: WebhookReceiver, tmp_path: Path) -> None:
     row("flapping network", alerts=len(put), attempts=world.attempts, messages=len(set(receiver.ids)), repeated=again)
 
 
-def test_a_sender_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_killed_sender_loses_no_message(receiver: WebhookReceiver, tmp_path: Path) -> None:
     box = Outbox(AlertStore(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 50)) for rank in range(3000)), most_alerts=1))
     ids = [message.id for message in box.list_messages()]
@@ -149,7 +149,7 @@ for rank in range(10_000):
 """
 
 
-def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_killed_producer_loses_no_acknowledged_alert(receiver: WebhookReceiver, tmp_path: Path) -> None:
     path, chance = tmp_path / "state", random.Random(5)
     acknowledged: set[int] = set()
     for _ in range(KILLS):
@@ -169,7 +169,7 @@ def test_who_puts_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("hours", [-6.0, 6.0])
-def test_the_machines_clock_steps(
+def test_clock_step_neither_drops_nor_floods_messages(
     receiver: WebhookReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hours: float
 ) -> None:
     # Given a sender on the machine's own clock, and a receiver that is down
@@ -206,7 +206,7 @@ def test_the_machines_clock_steps(
 
 
 @pytest.mark.parametrize("groups", [1, 1000])
-def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, groups: int) -> None:
+def test_thousand_alerts_at_once_are_delivered_within_limits(receiver: WebhookReceiver, tmp_path: Path, groups: int) -> None:
     path = tmp_path / "state"
     alerts = [notice(rank, run=str(rank % groups), more={"evidence": "x" * 800}) for rank in range(1000)]
     began = time.monotonic()
@@ -230,7 +230,7 @@ def test_a_thousand_alerts_at_once(receiver: WebhookReceiver, tmp_path: Path, gr
     )
 
 
-def test_hostile_texts_in_every_template(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_hostile_text_yields_valid_json_within_size_limit_in_each_template(receiver: WebhookReceiver, tmp_path: Path) -> None:
     chance = random.Random(13)
     pieces = [
         "<!channel>",
@@ -262,7 +262,7 @@ def test_hostile_texts_in_every_template(receiver: WebhookReceiver, tmp_path: Pa
     row("hostile texts", bodies=tried, too_large=0)
 
 
-def test_a_watcher_that_is_killed(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_killed_watcher_repeats_alerts_with_the_same_message_id(receiver: WebhookReceiver, tmp_path: Path) -> None:
     chance, rounds = random.Random(17), 1 + max(1, KILLS // 5)
     killed = repeated = 0
     usual_s = 60.0

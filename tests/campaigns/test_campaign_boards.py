@@ -35,7 +35,7 @@ ON_CPUS_ONLY = {
 PATIENCE_S = 300
 
 
-def test_the_board_of_a_run_has_data_of_a_real_job(
+def test_run_dashboard_has_data_for_a_real_job(
     start_exporter: Callable[..., RunningExporter],
     require_program: Callable[[str], str],
     require_torch: None,
@@ -92,7 +92,7 @@ def _answers(prometheus: Asked, target: Target) -> bool:
     return bool(prometheus.instant(target.asked(values)))
 
 
-def test_the_benchmark_of_the_boards_measures_every_query(require_program: Callable[[str], str], tmp_path: Path) -> None:
+def test_dashboard_benchmark_measures_every_query(require_program: Callable[[str], str], tmp_path: Path) -> None:
     require_program("prometheus")
     require_program("gcc")
     command = [sys.executable, "-m", "benchmarks.boards.boards", "--quick", "--hosts", "8", "--hours", "1", "--repeats", "1"]

@@ -41,7 +41,7 @@ def row(capsys: pytest.CaptureFixture[str]) -> Callable[..., None]:
     return show
 
 
-def test_nothing_fires_without_a_fault(cluster: Cluster, row: Callable[..., None]) -> None:
+def test_no_alert_fires_without_a_fault(cluster: Cluster, row: Callable[..., None]) -> None:
     began = time.monotonic()
     cluster.wait_for_steps(1000)
     assert cluster.alerts() == []
@@ -52,7 +52,7 @@ def test_nothing_fires_without_a_fault(cluster: Cluster, row: Callable[..., None
     row("none", quiet_s=round(time.monotonic() - began, 1))
 
 
-def test_an_exporter_that_is_killed_is_reported_and_its_return_as_well(cluster: Cluster, row: Callable[..., None]) -> None:
+def test_killed_exporter_fires_an_alert_and_restart_resolves_the_alert(cluster: Cluster, row: Callable[..., None]) -> None:
     node = cluster.nodes[1]
     began = time.time_ns()
     node.kill("exporter")
@@ -66,7 +66,7 @@ def test_an_exporter_that_is_killed_is_reported_and_its_return_as_well(cluster: 
     row("exporter killed", seen_s=seen, ended_s=ended)
 
 
-def test_a_restart_of_prometheus_neither_ends_nor_repeats_an_alert(cluster: Cluster, row: Callable[..., None]) -> None:
+def test_prometheus_restart_neither_resolves_nor_repeats_an_alert(cluster: Cluster, row: Callable[..., None]) -> None:
     # Given an alert that fires
     node = cluster.nodes[0]
     node.kill("exporter")
@@ -87,7 +87,7 @@ def test_a_restart_of_prometheus_neither_ends_nor_repeats_an_alert(cluster: Clus
     row("Prometheus restarted", restarted_s=restarted_s, ended_s=ended)
 
 
-def test_a_host_that_is_cut_off_stops_the_job_until_it_is_back(cluster: Cluster, row: Callable[..., None]) -> None:
+def test_job_hangs_while_a_host_is_cut_off_and_resumes_when_reconnected(cluster: Cluster, row: Callable[..., None]) -> None:
     node = cluster.nodes[1]
     began = time.time_ns()
     cluster.cut(node)
@@ -116,7 +116,7 @@ def test_a_host_that_is_cut_off_stops_the_job_until_it_is_back(cluster: Cluster,
     [("host powered off", 12.0), ("host powered off, others wait", 90.0)],
     ids=["the others crash soon", "the others crash while the hang fires"],
 )
-def test_ranks_of_a_host_without_power_are_named_not_those_that_crash(
+def test_ranks_of_powered_off_host_are_reported_lost_not_crashed_survivors(
     tmp_path: Path, row: Callable[..., None], fault: str, timeout_s: float
 ) -> None:
     with training_cluster(tmp_path, timeout_s=timeout_s) as cluster:
@@ -146,7 +146,7 @@ def test_ranks_of_a_host_without_power_are_named_not_those_that_crash(
         row(fault, timeout_s=timeout_s, seen_s=seen)
 
 
-def test_ranks_that_vanish_with_their_connections_are_named_beside_crashes(cluster: Cluster, row: Callable[..., None]) -> None:
+def test_killed_ranks_are_silent_and_surviving_ranks_ended(cluster: Cluster, row: Callable[..., None]) -> None:
     fault, node = "all processes of a host killed", cluster.nodes[1]
     began = time.time_ns()
     node.power_off()
@@ -162,7 +162,7 @@ def lost_ranks(cluster: Cluster) -> dict[str, str]:
     return {alert["labels"]["rank"]: alert["annotations"]["cause"] for alert in cluster.of("TrainingRankLost")}
 
 
-def test_a_slow_link_is_communication_and_no_rank_is_blamed(cluster: Cluster, row: Callable[..., None]) -> None:
+def test_slow_link_is_communication_bound_without_a_culprit_rank(cluster: Cluster, row: Callable[..., None]) -> None:
     node = cluster.nodes[1]
     began = time.time_ns()
     cluster.slow(node, SLOW_LINK)

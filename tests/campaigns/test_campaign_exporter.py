@@ -317,7 +317,7 @@ def _watch(scene: Scene, seconds: float, until: Callable[[Page], bool] | None = 
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name.replace(" ", "-"))
-def test_through_all_of_it_every_scrape_answers_and_no_value_is_old(
+def test_every_scrape_succeeds_without_stale_values_during_a_fault(
     scene: Scene, fault: Fault, table: list[dict[str, object]]
 ) -> None:
     def all_well(page: Page) -> bool:

@@ -21,7 +21,7 @@ CPU_S = 3_000
 SLOWEST_S = 20
 
 
-def test_some_mutated_traces_give_an_answer_or_one_line(example_traces: Path, tmp_path: Path) -> None:
+def test_some_mutated_traces_yield_an_answer_or_a_one_line_error(example_traces: Path, tmp_path: Path) -> None:
     # given a few mutated traces, always the same
     job: dict[str, Any] = runpy.run_path(str(JOB))
     bases = job["load_bases"](example_traces, [f"variants/{name}/rank-0.json.gz" for name in ("today", "schema-2023")])
@@ -35,7 +35,7 @@ def test_some_mutated_traces_give_an_answer_or_one_line(example_traces: Path, tm
 @pytest.mark.campaign
 @pytest.mark.slow
 @pytest.mark.parametrize("process", range(PROCESSES))
-def test_mutated_traces_give_an_answer_or_one_line_in_bounds(traces: Path, tmp_path: Path, process: int) -> None:
+def test_mutated_traces_yield_an_answer_or_a_one_line_error_within_limits(traces: Path, tmp_path: Path, process: int) -> None:
     # given many traces, in a process with limits of memory and CPU time
     def bound() -> None:
         resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))

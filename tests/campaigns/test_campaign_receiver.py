@@ -71,7 +71,7 @@ def row(case: str, **figures: Any) -> None:
     print("\n" + msgspec.json.encode({"case": case, **figures}).decode())
 
 
-def test_200_deliveries_of_8_senders_and_25_kills(receiver: ReceiverProcess, target: ListeningTarget) -> None:
+def test_alerts_of_8_senders_are_delivered_once_despite_25_kills(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     course = send_while_killed(receiver, target, deliveries=200, senders=8, kills=25, pause_s=lambda: random.uniform(0.02, 1.5))
     doubled = sum(count > 1 for count in course.ids_of_alerts.values())
     row(
@@ -87,7 +87,9 @@ def test_200_deliveries_of_8_senders_and_25_kills(receiver: ReceiverProcess, tar
     assert course.ids_of_alerts == {str(number): 1 for number in range(200)}
 
 
-def test_captures_and_kills(receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path) -> None:
+def test_each_alert_triggers_one_capture_despite_receiver_kills(
+    receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
+) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
     episodes, kills = 10, 0
 
@@ -120,7 +122,7 @@ def test_captures_and_kills(receiver: ReceiverProcess, target: ListeningTarget, 
     assert outcomes == {"": episodes, "shown": episodes}
 
 
-def test_the_same_thousand_times(receiver: ReceiverProcess, target: ListeningTarget) -> None:
+def test_alert_posted_a_thousand_times_is_delivered_once(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     with ThreadPoolExecutor(8) as pool:
         statuses = Counter(pool.map(lambda _: receiver.post(firing(1)).status_code, range(1000)))
     wait_until(lambda: receiver.count("waiting") == 0)
@@ -130,7 +132,7 @@ def test_the_same_thousand_times(receiver: ReceiverProcess, target: ListeningTar
     assert len(target.alerts) == 1
 
 
-def test_a_thousand_alerts_at_once_and_a_target_that_is_away(
+def test_thousand_alerts_are_delivered_after_a_target_outage_and_a_kill(
     tmp_path: Path, free_port: Callable[[], int], target: ListeningTarget
 ) -> None:
     nowhere = free_port()
@@ -150,7 +152,7 @@ def test_a_thousand_alerts_at_once_and_a_target_that_is_away(
     assert mib < MEMORY_MIB
 
 
-def test_memory_while_everybody_sends_as_much_as_is_allowed(receiver: ReceiverProcess) -> None:
+def test_memory_stays_bounded_under_maximal_requests(receiver: ReceiverProcess) -> None:
     filler = "x" * 900_000
     highest = [0.0]
     over = threading.Event()
@@ -174,7 +176,7 @@ def test_memory_while_everybody_sends_as_much_as_is_allowed(receiver: ReceiverPr
     assert highest[0] < 2 * MEMORY_MIB
 
 
-def test_many_runs_that_cannot_be_analysed_in_time(tmp_path: Path, target: ListeningTarget) -> None:
+def test_verdicts_delayed_past_the_bound_follow_their_alerts(tmp_path: Path, target: ListeningTarget) -> None:
     """With many alerts waiting for verdicts, none is sent much later than the bound, and every verdict is sent."""
     for number in range(40):
         two_ranks(tmp_path / "runs" / str(number), run_id=f"r{number}")

@@ -99,7 +99,7 @@ def tmpfs(tmp_path: Path) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "fault", ["none", "exception", "keyboard", "sigterm", "oom", "fork", "profiler_raises", "foreign_profiler"]
 )
-def test_what_the_script_does_to_itself(tmp_path: Path, fault: str) -> None:
+def test_script_fault_has_the_same_effect_when_recorded(tmp_path: Path, fault: str) -> None:
     job = FaultyJob(tmp_path, fault=fault)
     without = job.run(recorded=False)
     recorded = job.run(recorded=True)
@@ -115,7 +115,7 @@ def test_what_the_script_does_to_itself(tmp_path: Path, fault: str) -> None:
         said_once(recorded, 0, "window")
 
 
-def test_a_full_disk(tmp_path: Path, tmpfs: Path, plain: JobOutcome) -> None:
+def test_full_disk_loses_no_record_and_leaves_training_unchanged(tmp_path: Path, tmpfs: Path, plain: JobOutcome) -> None:
     job = FaultyJob(tmp_path)
     run_dir = tmpfs / "run"
 
@@ -137,7 +137,7 @@ def test_a_full_disk(tmp_path: Path, tmpfs: Path, plain: JobOutcome) -> None:
     within_budget(job, recorded, run_dir)
 
 
-def test_a_folder_that_is_removed(tmp_path: Path, plain: JobOutcome) -> None:
+def test_removed_run_directory_is_logged_once_and_not_recreated(tmp_path: Path, plain: JobOutcome) -> None:
     job = FaultyJob(tmp_path)
     recorded = job.run(recorded=True, during=lambda job: shutil.rmtree(job.run_dir))
     note("folder removed", job, plain, recorded)
@@ -147,7 +147,7 @@ def test_a_folder_that_is_removed(tmp_path: Path, plain: JobOutcome) -> None:
     assert not (job.run_dir / "run.json").exists()
 
 
-def test_a_folder_that_becomes_read_only(tmp_path: Path, tmpfs: Path, plain: JobOutcome) -> None:
+def test_read_only_remount_loses_no_record(tmp_path: Path, tmpfs: Path, plain: JobOutcome) -> None:
     job = FaultyJob(tmp_path)
     run_dir = tmpfs / "run"
 
@@ -166,7 +166,7 @@ def test_a_folder_that_becomes_read_only(tmp_path: Path, tmpfs: Path, plain: Job
     within_budget(job, recorded, run_dir)
 
 
-def test_a_file_system_that_takes_five_seconds_per_write(tmp_path: Path, shim: Path, plain: JobOutcome) -> None:
+def test_five_seconds_per_write_lose_no_record(tmp_path: Path, shim: Path, plain: JobOutcome) -> None:
     job = FaultyJob(tmp_path, environment={"LD_PRELOAD": str(shim), "SLOW_FOLDER": str(tmp_path / "run")})
     recorded = job.run(recorded=True)
     note("5 s per write", job, plain, recorded)
@@ -175,7 +175,7 @@ def test_a_file_system_that_takes_five_seconds_per_write(tmp_path: Path, shim: P
     within_budget(job, recorded)
 
 
-def test_a_helper_that_is_killed(tmp_path: Path, plain: JobOutcome) -> None:
+def test_killed_helper_loses_few_steps_and_no_training(tmp_path: Path, plain: JobOutcome) -> None:
     job = FaultyJob(tmp_path)
 
     def kill(job: FaultyJob) -> None:
@@ -197,7 +197,7 @@ def test_a_helper_that_is_killed(tmp_path: Path, plain: JobOutcome) -> None:
         assert len(numbers) >= STEPS - 40
 
 
-def test_an_exporter_that_goes(tmp_path: Path, plain: JobOutcome) -> None:
+def test_lost_exporter_leaves_training_and_records_unchanged(tmp_path: Path, plain: JobOutcome) -> None:
     job = FaultyJob(tmp_path)
     with ExitStack() as exporter:
         url = exporter.enter_context(answering(lambda request, _: respond(request, 200, b"# nothing\n")))
@@ -209,7 +209,7 @@ def test_an_exporter_that_goes(tmp_path: Path, plain: JobOutcome) -> None:
 
 
 @pytest.mark.parametrize("seconds", [3600, -3600])
-def test_a_clock_that_steps(tmp_path: Path, shim: Path, plain: JobOutcome, seconds: int) -> None:
+def test_clock_step_leaves_training_and_durations_unchanged(tmp_path: Path, shim: Path, plain: JobOutcome, seconds: int) -> None:
     (tmp_path / "clock").write_bytes(bytes(8))
     job = FaultyJob(tmp_path, environment={"LD_PRELOAD": str(shim), "CLOCK_STEP": str(tmp_path / "clock")})
 
@@ -227,7 +227,7 @@ def test_a_clock_that_steps(tmp_path: Path, shim: Path, plain: JobOutcome, secon
         assert max(record.wall_us for record in RunReader(job.run_dir).steps(0, rank)) < 60e6
 
 
-def test_a_rank_that_is_killed_at_any_moment(tmp_path: Path) -> None:
+def test_rank_killed_at_a_random_moment_leaves_a_readable_run(tmp_path: Path) -> None:
     moments = random.Random(0)  # reproducible
     seen = []
     costs, walls = [], []
@@ -266,7 +266,7 @@ def test_a_rank_that_is_killed_at_any_moment(tmp_path: Path) -> None:
     assert seen.count("killed") >= 0.9 * KILLS
 
 
-def test_ten_thousand_steps(tmp_path: Path) -> None:
+def test_ten_thousand_steps_keep_memory_bounded(tmp_path: Path) -> None:
     job = FaultyJob(tmp_path, steps=10_000, pause=0.0)
     without = job.run(recorded=False)
     recorded = job.run(recorded=True)
@@ -296,7 +296,7 @@ def statuses(folder: Path, *options: str) -> dict[int, int]:
     return {int(status): count for status, count in json.loads(done.stdout).items()}
 
 
-def test_exits_are_no_worse_than_without(tmp_path: Path) -> None:
+def test_exit_statuses_are_no_worse_when_recorded(tmp_path: Path) -> None:
     recorded, plain = statuses(tmp_path / "recorded", "--recorded"), statuses(tmp_path / "plain")
     print(f"statuses of {2 * PAIRS} processes: recorded {recorded}, plain {plain}")
     # torch's own aborts are rare even here; the recorder must not add any.

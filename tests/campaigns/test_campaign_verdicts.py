@@ -82,7 +82,7 @@ def single_thread(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("phase", PLANTED)
 @pytest.mark.parametrize(("layout", "ranks", "options"), WITH_PEERS)
-def test_the_verdict_names_the_rank_and_the_phase(
+def test_verdict_names_the_slow_rank_and_phase(
     tmp_path: Path, layout: str, ranks: int, options: tuple[str, ...], phase: Phase
 ) -> None:
     slow = PLANTED.index(phase) % ranks
@@ -93,7 +93,7 @@ def test_the_verdict_names_the_rank_and_the_phase(
 
 @pytest.mark.parametrize("phase", PLANTED)
 @pytest.mark.parametrize(("layout", "ranks", "options"), ALONE)
-def test_own_time_grows_where_a_stage_has_no_peers_and_nobody_is_named(
+def test_slow_stage_without_peer_ranks_has_own_time_but_no_straggler(
     tmp_path: Path, layout: str, ranks: int, options: tuple[str, ...], phase: Phase
 ) -> None:
     slow = PLANTED.index(phase) % ranks
@@ -107,14 +107,16 @@ def test_own_time_grows_where_a_stage_has_no_peers_and_nobody_is_named(
 
 
 @pytest.mark.parametrize(("layout", "ranks", "options"), WITH_PEERS)
-def test_nobody_is_named_when_nothing_is_planted(tmp_path: Path, layout: str, ranks: int, options: tuple[str, ...]) -> None:
+def test_no_rank_is_a_straggler_without_a_planted_fault(
+    tmp_path: Path, layout: str, ranks: int, options: tuple[str, ...]
+) -> None:
     record(tmp_path / "run", layout, ranks, *options)
     verdict = analyze([tmp_path / "run"]).verdict
     assert verdict.kind != "straggler", verdict.summary
 
 
 @pytest.mark.parametrize("phase", PLANTED)
-def test_one_process_waits_for_nobody(tmp_path: Path, phase: Phase) -> None:
+def test_single_process_is_never_a_straggler(tmp_path: Path, phase: Phase) -> None:
     record(tmp_path / "run", "single", 1, "--fault", f"{phase}:0")
     run = RunReader(tmp_path / "run")
     assert own(run, 0, phase) > 0.9 * PAUSE_US
@@ -124,7 +126,7 @@ def test_one_process_waits_for_nobody(tmp_path: Path, phase: Phase) -> None:
 @pytest.mark.parametrize(
     "fault", [*(f"{kind}:{rank}" for kind in ("input", "host", "backward", "imbalance") for rank in range(4)), *(["none"] * 10)]
 )
-def test_the_demo_finds_the_planted_truth(
+def test_demo_finds_the_planted_fault(
     cli_process: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path, fault: str
 ) -> None:
     done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=900)

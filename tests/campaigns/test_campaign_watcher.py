@@ -45,9 +45,7 @@ def pid_of(run: Path, rank: int) -> int:
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_whichever_rank_is_stopped_it_is_the_culprit(
-    job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int
-) -> None:
+def test_stopped_rank_is_the_hang_culprit(job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int) -> None:
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
         pytest.skip("this torch has no Flight Recorder for gloo")
     run, process, stop = job
@@ -70,9 +68,7 @@ def test_whichever_rank_is_stopped_it_is_the_culprit(
 
 
 @pytest.mark.parametrize("rank", range(RANKS))
-def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
-    job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int
-) -> None:
+def test_killed_rank_is_the_crash_culprit(job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, rank: int) -> None:
     run, process, _ = job
     with WatchProcess(run, "--state", tmp_path / "state", *QUICK) as watch:
         time.sleep(10)
@@ -85,7 +81,7 @@ def test_whichever_rank_is_killed_it_is_named_when_the_job_is_over(
 
 
 @pytest.mark.parametrize("number", range(3))
-def test_of_a_job_that_goes_on_nobody_is_told_that_it_does_not(
+def test_running_job_fires_no_liveness_alert(
     job: tuple[Path, subprocess.Popen[bytes], Path], tmp_path: Path, number: int
 ) -> None:
     del number

@@ -36,7 +36,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     }
 
 
-def test_what_became_slower_fails_a_pipeline_that_asks(cli: Cli, runs: dict[str, Path]) -> None:
+def test_fail_on_worse_returns_status_1_for_a_slower_run(cli: Cli, runs: dict[str, Path]) -> None:
     assert cli("compare", runs["base"], runs["slow"], "--fail-on", "worse").returncode == 1
     assert cli("compare", runs["slow"], runs["base"], "--fail-on", "worse").returncode == 0
     assert cli("compare", runs["base"], runs["slow"], "--fail-on", "worse", "--min-change", "30%").returncode == 0
@@ -44,13 +44,13 @@ def test_what_became_slower_fails_a_pipeline_that_asks(cli: Cli, runs: dict[str,
     assert cli("compare", runs["base"], runs["short"], "--fail-on", "insufficient_data").returncode == 1
 
 
-def test_the_json_is_what_its_published_schema_says(cli: Cli, runs: dict[str, Path]) -> None:
+def test_json_matches_the_published_schema(cli: Cli, runs: dict[str, Path]) -> None:
     json_report(cli, "compare", runs["base"], runs["slow"])
     json_report(cli, "compare", runs["base"], "--at", "50")
     json_report(cli, "compare", runs["base"], runs["wide"], "--price-per-gpu-hour", "2")
 
 
-def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -> None:
+def test_text_names_what_changed_and_the_phase(cli: Cli, runs: dict[str, Path]) -> None:
     completed = cli("compare", runs["base"], runs["slow"])
     assert completed.returncode == 0
     assert completed.stdout.startswith("WORSE\n")
@@ -73,7 +73,7 @@ def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -
         ([], "Missing argument"),
     ],
 )
-def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], arguments: list[str], says: str) -> None:
+def test_contradictory_arguments_are_usage_errors(cli: Cli, runs: dict[str, Path], arguments: list[str], says: str) -> None:
     completed = cli("compare", *(runs.get(word, word) for word in arguments))
     assert (completed.returncode, completed.stdout) == (2, "")
     assert says in " ".join(completed.stderr.split())
@@ -93,13 +93,13 @@ def test_what_makes_no_sense_is_a_usage_error(cli: Cli, runs: dict[str, Path], a
         (["base", "slow", "--steps", "90:95"], "no such steps: there are steps 0 to 89"),
     ],
 )
-def test_input_that_cannot_be_compared_is_one_line_with_status_3(
+def test_incomparable_input_is_a_one_line_error_with_status_3(
     cli: Cli, runs: dict[str, Path], arguments: list[str], says: str
 ) -> None:
     assert says in one_line_error(cli("compare", *(runs.get(word, word) for word in arguments)))
 
 
-def test_chosen_steps_only_are_compared(cli: Cli, runs: dict[str, Path]) -> None:
+def test_only_the_chosen_steps_are_compared(cli: Cli, runs: dict[str, Path]) -> None:
     sides = json.loads(cli("compare", runs["base"], runs["slow"], "--steps", "40:70", "--format", "json").stdout)["sides"]
     assert [side["steps"] for side in sides] == [[40, 70], [40, 70]]
     sides = json.loads(cli("compare", runs["base"], "--at", "50", "--steps", "40:70", "--format", "json").stdout)["sides"]

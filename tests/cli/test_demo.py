@@ -11,7 +11,7 @@ from rankscope.cli.demo.faults import Fault
 from rankscope.cli.demo.story import says_simulated
 
 
-def test_only_the_page_of_simulated_gpus_says_that_they_are(cli: Cli) -> None:
+def test_only_a_page_of_simulated_gpus_counts_as_simulated(cli: Cli) -> None:
     page = cli("exporter", "--once", "--simulate", "1").stdout
     assert says_simulated(page)
     # Real GPUs: the help of the metric stays, and begins with "1 when".
@@ -41,7 +41,7 @@ IN_TURN = a_verdict("straggler", ranks=[0, 1, 2, 3], pattern="rotating", cause="
         (a_verdict("hang"), False),
     ],
 )
-def test_a_rank_is_never_named_where_nothing_was_planted(verdict: Verdict, right: bool) -> None:
+def test_verdict_that_blames_a_rank_fails_a_demo_without_fault(verdict: Verdict, right: bool) -> None:
     assert Fault("none", None).judge(verdict)[0] is right
 
 
@@ -54,6 +54,6 @@ def test_a_rank_is_never_named_where_nothing_was_planted(verdict: Verdict, right
         ({"rank": 2, "cause": "input", "phase": "forward"}, False),
     ],
 )
-def test_a_planted_fault_needs_its_rank_cause_and_phase(fields: dict[str, object], right: bool) -> None:
+def test_verdict_on_a_planted_fault_needs_rank_cause_and_phase(fields: dict[str, object], right: bool) -> None:
     assert Fault("input", 2).judge(a_verdict("straggler", **fields))[0] is right
     assert not Fault("input", 2).judge(IN_TURN)[0]

@@ -65,7 +65,7 @@ def _is_path_or_placeholder(parameter: click.Parameter, value: object) -> bool:
 
 
 @pytest.mark.parametrize("documented", RANKSCOPE, ids=str)
-def test_a_shown_command_and_its_options_exist(documented: Documented) -> None:
+def test_documented_command_and_options_exist(documented: Documented) -> None:
     assert problem(documented) is None
 
 
@@ -83,16 +83,16 @@ def test_a_shown_command_and_its_options_exist(documented: Documented) -> None:
         "dashboard RUN --listen 10.0.0.7",
     ],
 )
-def test_a_wrong_command_is_found(words: str) -> None:
+def test_wrong_documented_command_is_detected(words: str) -> None:
     assert problem(Documented("page", ["rankscope", *words.split()], complete=True)) is not None
 
 
-def test_many_commands_are_found() -> None:
+def test_documentation_has_many_commands_from_the_main_pages() -> None:
     assert len(RANKSCOPE) > 200
     assert {"README.md", "docs/cli.md", "docs/hang.md", "docs/alerts.md"} <= {item.page for item in RANKSCOPE}
 
 
-def test_files_modules_and_targets_of_other_commands_exist() -> None:
+def test_files_and_make_targets_of_other_documented_commands_exist() -> None:
     folders = {path.name for path in ROOT.iterdir() if path.is_dir()}
     targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
     result = 0
@@ -108,7 +108,7 @@ def test_files_modules_and_targets_of_other_commands_exist() -> None:
     assert result >= 5
 
 
-def test_messages_that_troubleshooting_quotes_are_those_of_the_code() -> None:
+def test_messages_quoted_in_troubleshooting_exist_in_the_code() -> None:
     symptoms = re.findall(r"^\| ([^|]+) \|", (ROOT / "docs" / "troubleshooting.md").read_text(), re.MULTILINE)
     quoted = [text for symptom in symptoms for text in re.findall(r'"([^"]+)"', symptom)]
     assert len(quoted) >= 4
@@ -144,7 +144,7 @@ RUNNABLE = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("documented", RUNNABLE, ids=str)
-def test_a_shown_command_works_on_a_kept_run(
+def test_documented_command_works_on_a_released_run(
     documented: Documented, cli: Cli, tmp_path: Path, example_traces: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

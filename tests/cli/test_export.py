@@ -36,7 +36,7 @@ def left_in(folder: Path) -> list[str]:
     return sorted(path.name for path in folder.iterdir())
 
 
-def test_a_run_becomes_a_file_that_says_how_to_open_it(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+def test_export_writes_a_trace_and_prints_how_to_open_the_file(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json.gz"
     completed = cli("export", recorded, "--perfetto", target)
     assert (completed.returncode, completed.stderr) == (0, "")
@@ -48,7 +48,7 @@ def test_a_run_becomes_a_file_that_says_how_to_open_it(cli: Cli, recorded: Path,
     assert len(model.of("step")) == 600
 
 
-def test_the_same_input_gives_the_same_bytes_packed_or_not(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+def test_export_is_deterministic_compressed_or_not(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     for name in ("a.json.gz", "b.json.gz", "c.json"):
         assert cli("export", recorded, "--perfetto", tmp_path / name).returncode == 0
     assert (tmp_path / "a.json.gz").read_bytes() == (tmp_path / "b.json.gz").read_bytes()
@@ -56,19 +56,21 @@ def test_the_same_input_gives_the_same_bytes_packed_or_not(cli: Cli, recorded: P
     assert load_file(tmp_path / "c.json").document == load_file(tmp_path / "a.json.gz").document
 
 
-def test_json_is_what_its_published_schema_says(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+def test_json_matches_the_published_schema(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "out.json"
     document = json_report(cli, "export", recorded, "--perfetto", target, "--steps", "10:20", "--ranks", "1")
     assert (document["ranks"], document["steps"], document["bytes"]) == ([1], [10, 20], target.stat().st_size)
 
 
 @pytest.mark.parametrize(("steps", "expected"), [("5", [5, 6]), ("290:", [290, 300]), (":3", [0, 3])])
-def test_steps_may_be_one_or_open(cli: Cli, recorded: Path, tmp_path: Path, steps: str, expected: list[int]) -> None:
+def test_steps_option_accepts_one_step_or_open_ranges(
+    cli: Cli, recorded: Path, tmp_path: Path, steps: str, expected: list[int]
+) -> None:
     completed = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--steps", steps, "--format", "json", "--no-verdict")
     assert json.loads(completed.stdout)["steps"] == expected
 
 
-def test_too_much_is_cut_and_said(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+def test_steps_beyond_max_events_are_left_out_and_reported(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     completed = cli("export", recorded, "--perfetto", tmp_path / "o.json", "--max-events", "1000")
     assert completed.returncode == 0
     assert "Left out: all but steps" in completed.stdout
@@ -79,12 +81,12 @@ def test_too_much_is_cut_and_said(cli: Cli, recorded: Path, tmp_path: Path) -> N
     "options",
     [["--steps", "5:5"], ["--steps", "a"], ["--steps", ":"], ["--steps", ""], ["--ranks", "x"], ["--max-events", "0"]],
 )
-def test_options_that_make_no_sense_are_usage_errors(cli: Cli, recorded: Path, tmp_path: Path, options: list[str]) -> None:
+def test_invalid_options_are_usage_errors(cli: Cli, recorded: Path, tmp_path: Path, options: list[str]) -> None:
     assert cli("export", recorded, "--perfetto", tmp_path / "o.json", *options).returncode == 2
     assert left_in(tmp_path) == ["run"]
 
 
-def test_an_output_that_cannot_be_is_told_before_anything_is_read(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+def test_unusable_output_path_is_rejected(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     assert cli("export", recorded).returncode == 2
     assert cli("export", recorded, "--perfetto", tmp_path).returncode == 2
     os.mkfifo(tmp_path / "fifo")
@@ -94,7 +96,7 @@ def test_an_output_that_cannot_be_is_told_before_anything_is_read(cli: Cli, reco
     assert str(tmp_path / "gone") in one_line_error(cli("export", recorded, "--perfetto", tmp_path / "gone" / "o.json"))
 
 
-def test_what_is_read_is_not_written_over(cli: Cli, tmp_path: Path) -> None:
+def test_input_traces_are_not_overwritten(cli: Cli, tmp_path: Path) -> None:
     event = {"ph": "X", "cat": "kernel", "name": "k", "ts": 1, "dur": 2, "pid": 0, "tid": 7, "args": {"stream": 7}}
     trace = tmp_path / "rank-0.json"
     trace.write_text(json.dumps({"traceEvents": [event]}))
@@ -106,7 +108,7 @@ def test_what_is_read_is_not_written_over(cli: Cli, tmp_path: Path) -> None:
     assert (trace.read_bytes(), left_in(tmp_path)) == (before, ["rank-0.json"])
 
 
-def test_input_that_is_none_is_one_line_and_leaves_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_unusable_input_is_a_one_line_error_and_leaves_no_file(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "bad.json").write_text('{"traceEvents": [')
     out = tmp_path / "out"
     out.mkdir()
@@ -118,7 +120,7 @@ def test_input_that_is_none_is_one_line_and_leaves_nothing(cli: Cli, tmp_path: P
 
 
 @pytest.mark.parametrize("name", ["o.json", "o.json.gz"])
-def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Cli, recorded: Path, tmp_path: Path, name: str) -> None:
+def test_full_disk_keeps_the_old_file_and_is_a_one_line_error(cli: Cli, recorded: Path, tmp_path: Path, name: str) -> None:
     target = tmp_path / name
     target.write_bytes(b"old")
     with disk_with_room_for(4096):
@@ -129,7 +131,7 @@ def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Cli, recorded: Path, 
     assert left_in(tmp_path) == sorted([name, "run"])
 
 
-def test_standard_output_is_the_file_and_the_rest_is_on_stderr(cli: Cli, recorded: Path) -> None:
+def test_export_to_standard_output_prints_its_summary_on_stderr(cli: Cli, recorded: Path) -> None:
     completed = cli("export", recorded, "--perfetto", "-", "--no-verdict")
     assert completed.returncode == 0
     assert len(load(completed.stdout.encode()).of("step")) == 600
@@ -138,7 +140,7 @@ def test_standard_output_is_the_file_and_the_rest_is_on_stderr(cli: Cli, recorde
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_error(recorded: Path) -> None:
+def test_closed_pipe_prints_no_error(recorded: Path) -> None:
     command = f"{sys.executable} -m rankscope export {recorded} --perfetto - --no-verdict"
     shell = f"{command} 2>/dev/null | head -c 10; exit ${{PIPESTATUS[0]}}"
     completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
@@ -146,7 +148,7 @@ def test_a_reader_that_goes_away_is_no_error(recorded: Path) -> None:
 
 
 @pytest.mark.slow
-def test_long_work_shows_its_progress_on_a_terminal_only(recorded: Path, tmp_path: Path) -> None:
+def test_progress_is_shown_on_a_terminal_and_erased(recorded: Path, tmp_path: Path) -> None:
     # given a terminal as stderr
     import pty
 
@@ -163,7 +165,7 @@ def test_long_work_shows_its_progress_on_a_terminal_only(recorded: Path, tmp_pat
 
 
 @pytest.mark.parametrize("name", ["run.json", "findings.jsonl", "attempts/000/ranks/00000/steps-000000.npy", "attempts/new.json"])
-def test_the_files_of_a_run_are_not_written_over(cli: Cli, recorded: Path, name: str) -> None:
+def test_files_of_the_run_are_not_overwritten(cli: Cli, recorded: Path, name: str) -> None:
     target = recorded / name
     before = target.read_bytes() if target.exists() else None
     completed = cli("export", recorded, "--perfetto", target)
@@ -172,7 +174,7 @@ def test_the_files_of_a_run_are_not_written_over(cli: Cli, recorded: Path, name:
     assert (target.read_bytes() if target.exists() else None) == before
 
 
-def test_a_link_in_a_circle_is_replaced_by_the_file(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+def test_circular_link_at_the_output_path_is_replaced(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     target = tmp_path / "circle.json"
     target.symlink_to(target)
     assert cli("export", recorded, "--perfetto", target).returncode == 0
@@ -203,7 +205,7 @@ def _cannot_be_read(file: Path) -> None:
         (lambda run: shutil.rmtree(rank_dir(run, 0, 1)), "ranks/00001: was there"),
     ],
 )
-def test_a_run_that_is_lost_while_it_is_exported_is_an_error(
+def test_run_deleted_during_export_is_an_error(
     cli: Cli, recorded: Path, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Path], None], named: str
 ) -> None:
     target = recorded.parent / "out.json"
@@ -214,7 +216,7 @@ def test_a_run_that_is_lost_while_it_is_exported_is_an_error(
 
 
 @pytest.mark.parametrize("lost", [Path.unlink, _cannot_be_read])
-def test_records_that_are_lost_while_they_are_exported_are_counted(
+def test_step_records_deleted_during_export_are_counted(
     cli: Cli, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost: Callable[[Path], None]
 ) -> None:
     _meanwhile(monkeypatch, lambda: lost(segment(rank_dir(recorded, 0, 1), "steps", 0)))
@@ -223,7 +225,7 @@ def test_records_that_are_lost_while_they_are_exported_are_counted(
     assert "Left out: 300 step records: removed while the run was exported." in completed.stdout
 
 
-def test_an_attempt_is_exported_by_its_folder(cli: Cli, recorded: Path, tmp_path: Path) -> None:
+def test_attempt_folder_selects_the_exported_attempt(cli: Cli, recorded: Path, tmp_path: Path) -> None:
     create_attempt(recorded, AttemptInfo(attempt=1, start_unix_ns=10**18, world_size=2))
     completed = cli("export", attempt_dir(recorded, 0), "--perfetto", tmp_path / "out.json", "--format", "json")
     document = json.loads(completed.stdout)
@@ -235,7 +237,7 @@ def test_an_attempt_is_exported_by_its_folder(cli: Cli, recorded: Path, tmp_path
     assert (completed.returncode, "a place of the run's own files" in completed.stderr) == (2, True)
 
 
-def test_a_rank_whose_raw_traces_show_nothing_is_exported_without_them(
+def test_rank_with_unreadable_raw_traces_is_exported_without_traces(
     cli: Cli, recorded: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # given a folder of raw traces that no user may list

@@ -43,7 +43,7 @@ def commands(command: click.Command, path: tuple[str, ...] = ()) -> list[tuple[t
 @pytest.mark.parametrize(
     ("path", "command"), commands(root_command), ids=lambda value: " ".join(value) if isinstance(value, tuple) else ""
 )
-def test_every_verb_and_option_is_explained(path: tuple[str, ...], command: click.Command) -> None:
+def test_every_command_and_option_has_help(path: tuple[str, ...], command: click.Command) -> None:
     context = click.Context(command, info_name=" ".join(("rankscope", *path)))
     assert command.get_help(context)
     assert command.help
@@ -51,7 +51,7 @@ def test_every_verb_and_option_is_explained(path: tuple[str, ...], command: clic
     assert undocumented == []
 
 
-def test_every_verb_is_in_the_documentation() -> None:
+def test_every_command_is_documented() -> None:
     text = "".join(path.read_text() for path in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")])
     missing = [" ".join(path) for path, command in commands(root_command) if path and f"rankscope {' '.join(path)}" not in text]
     assert missing == []
@@ -66,13 +66,13 @@ def test_the_commands_page_is_current() -> None:
 
 
 @pytest.mark.slow
-def test_the_page_of_measurements_is_current() -> None:
+def test_measurements_page_is_current() -> None:
     printed = subprocess.run([sys.executable, ROOT / "scripts" / "measured.py"], capture_output=True, text=True, check=True)
     assert (ROOT / "docs" / "measured.md").read_text() == printed.stdout, "run `make docs`"
 
 
 @pytest.mark.slow
-def test_the_pages_of_json_are_current_and_have_every_schema(tmp_path: Path) -> None:
+def test_json_schema_pages_are_current_and_complete(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "schema_docs.py", tmp_path], check=True)
     written = {path.name: path.read_text() for path in tmp_path.iterdir()}
     assert written == {name: (ROOT / "docs" / name).read_text() for name in written}, "run `make docs`"
@@ -80,7 +80,7 @@ def test_the_pages_of_json_are_current_and_have_every_schema(tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-def test_the_manual_page_and_the_completions_are_current(tmp_path: Path) -> None:
+def test_man_page_and_shell_completions_are_current(tmp_path: Path) -> None:
     subprocess.run([sys.executable, ROOT / "scripts" / "man_page.py", tmp_path], check=True)
     kept = ROOT / "cli" / "share"
     written = {path.relative_to(tmp_path): path.read_text() for path in tmp_path.rglob("*") if path.is_file()}
@@ -90,13 +90,13 @@ def test_the_manual_page_and_the_completions_are_current(tmp_path: Path) -> None
 
 @pytest.mark.sampled(6)
 @pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_explains_itself_in_a_process_of_its_own(cli_process: Cli, verb: str) -> None:
+def test_every_command_prints_help_in_a_separate_process(cli_process: Cli, verb: str) -> None:
     completed = cli_process(verb, "--help")
     assert (completed.returncode, completed.stderr) == (0, "")
     assert completed.stdout.startswith(f"Usage: rankscope {verb} ")
 
 
-def test_a_process_of_its_own_analyses_traces(cli_process: Cli, example_traces: Path) -> None:
+def test_separate_process_analyses_traces(cli_process: Cli, example_traces: Path) -> None:
     completed = cli_process("analyze", example_traces / "jobs" / "ddp")
     assert (completed.returncode, completed.stderr) == (0, "")
     assert "rank 3" in completed.stdout.lower()
@@ -104,7 +104,7 @@ def test_a_process_of_its_own_analyses_traces(cli_process: Cli, example_traces: 
 
 
 @pytest.mark.slow
-def test_help_is_quick_because_it_imports_no_verb() -> None:
+def test_help_imports_no_heavy_module() -> None:
     code = (
         "import sys\nfrom rankscope.cli.main import cli\n"
         "try: cli.main(['--help'], standalone_mode=False)\nfinally:\n"
@@ -115,7 +115,7 @@ def test_help_is_quick_because_it_imports_no_verb() -> None:
 
 
 @pytest.mark.slow
-def test_nothing_outside_the_recorder_loads_torch() -> None:
+def test_packages_outside_the_recorder_do_not_import_torch() -> None:
     # given every module of the packages imported in a fresh interpreter
     code = (
         "import importlib, pkgutil, sys\n"
@@ -131,15 +131,15 @@ def test_nothing_outside_the_recorder_loads_torch() -> None:
     assert completed.stdout.splitlines() == [f"{package} True False" for package in packages]
 
 
-def test_the_namespace_has_no_init() -> None:
+def test_namespace_package_has_no_init_file() -> None:
     assert list(ROOT.glob("*/src/rankscope/__init__.py")) == []
 
 
-def test_version(cli: Cli) -> None:
+def test_version_option_prints_a_version_number(cli: Cli) -> None:
     assert re.fullmatch(r"rankscope, version \d+\.\d+\.\d+(\.dev\d+\S*)?\n", cli("--version").stdout)
 
 
-def test_an_unknown_verb_is_a_usage_error(cli: Cli) -> None:
+def test_unknown_command_is_a_usage_error_with_a_suggestion(cli: Cli) -> None:
     completed = cli("analyse")
     assert completed.returncode == 2
     assert "No such command 'analyse'. Did you mean analyze?" in completed.stderr
@@ -167,7 +167,7 @@ BAD_TRACES: dict[str, Callable[[Path], Path]] = {
 
 @pytest.mark.parametrize("kind", BAD_TRACES)
 @pytest.mark.parametrize("output", ["text", "json"])
-def test_input_that_cannot_be_read_is_one_line_with_status_3(cli: Cli, tmp_path: Path, kind: str, output: str) -> None:
+def test_unreadable_trace_is_a_one_line_error_with_status_3(cli: Cli, tmp_path: Path, kind: str, output: str) -> None:
     # given
     path = BAD_TRACES[kind](tmp_path)
     # when
@@ -180,7 +180,7 @@ def test_input_that_cannot_be_read_is_one_line_with_status_3(cli: Cli, tmp_path:
     assert str(path) in one_line_error(completed)
 
 
-def test_a_trace_without_gpu_events_is_insufficient_data_with_the_reason(cli: Cli, tmp_path: Path) -> None:
+def test_trace_without_gpu_events_is_insufficient_data_or_an_error(cli: Cli, tmp_path: Path) -> None:
     path = write(
         tmp_path / "rank-0.json", b'{"traceEvents": [{"ph": "X", "cat": "python_function", "name": "f", "ts": 1, "dur": 2}]}'
     )
@@ -194,13 +194,13 @@ def test_a_trace_without_gpu_events_is_insufficient_data_with_the_reason(cli: Cl
         assert str(path) in completed.stderr
 
 
-def test_analyze_json_is_what_its_published_schema_says(cli: Cli, example_traces: Path) -> None:
+def test_analyze_json_matches_the_published_schema(cli: Cli, example_traces: Path) -> None:
     document = json_report(cli, "analyze", example_traces / "jobs" / "ddp")
     assert document["verdict"]["kind"] == "straggler"
     assert document["verdict"]["rank"] == 3
 
 
-def test_traces_may_be_named_by_url(cli: Cli, example_traces: Path, tmp_path: Path) -> None:
+def test_traces_can_be_read_from_a_url(cli: Cli, example_traces: Path, tmp_path: Path) -> None:
     # given the URL of a folder of traces, which conversion to a path would break
     url = (example_traces / "jobs" / "ddp").as_uri()
     # then it is read through fsspec
@@ -210,7 +210,7 @@ def test_traces_may_be_named_by_url(cli: Cli, example_traces: Path, tmp_path: Pa
     assert "nonsense://bucket/rank-0.json" in one_line_error(cli("analyze", "nonsense://bucket/rank-0.json"))
 
 
-def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, example_traces: Path) -> None:
+def test_fail_on_sets_the_exit_status_by_verdict(cli: Cli, example_traces: Path) -> None:
     traces = example_traces / "jobs" / "ddp"
     assert cli("analyze", traces, "--fail-on", "straggler").returncode == 1
     assert cli("analyze", traces, "--fail-on", "hang").returncode == 0
@@ -218,7 +218,7 @@ def test_fail_on_turns_a_verdict_into_an_exit_status(cli: Cli, example_traces: P
 
 
 @pytest.mark.slow
-def test_a_reader_that_goes_away_is_no_error(example_traces: Path) -> None:
+def test_closed_pipe_prints_no_error(example_traces: Path) -> None:
     traces = example_traces / "jobs" / "ddp"
     shell = f"{sys.executable} -m rankscope analyze {traces} --format json | true; exit ${{PIPESTATUS[0]}}"
     completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
@@ -226,12 +226,12 @@ def test_a_reader_that_goes_away_is_no_error(example_traces: Path) -> None:
 
 
 @pytest.mark.parametrize("price", ["nan", "inf", "-1", "1e300", "free"])
-def test_a_price_one_cannot_reckon_with_is_a_usage_error(cli: Cli, tmp_path: Path, price: str) -> None:
+def test_invalid_price_is_a_usage_error(cli: Cli, tmp_path: Path, price: str) -> None:
     assert cli("analyze", tmp_path, "--price-per-gpu-hour", price).returncode == 2
     assert cli("run", "--price-per-gpu-hour", price, "--", "true").returncode == 2
 
 
-def test_doctor_reports_every_part_and_every_extra_with_its_packages(cli: Cli) -> None:
+def test_doctor_reports_python_torch_gpus_and_every_extra(cli: Cli) -> None:
     completed = cli("doctor", "--format", "json")
     report = json.loads(completed.stdout)
     provided = {item for item in metadata("rankscope").get_all("Provides-Extra") or () if item != "all"}
@@ -244,7 +244,7 @@ def test_doctor_reports_every_part_and_every_extra_with_its_packages(cli: Cli) -
 @pytest.mark.parametrize(
     ("system", "machine", "stacks", "gzip"), [("linux", "x86_64", True, True), ("darwin", "ppc", False, False)]
 )
-def test_doctor_counts_the_packages_that_a_platform_needs(
+def test_doctor_checks_only_packages_the_platform_needs(
     monkeypatch: pytest.MonkeyPatch, cli: Cli, system: str, machine: str, *, stacks: bool, gzip: bool
 ) -> None:
     monkeypatch.setattr("sys.platform", system)
@@ -258,7 +258,7 @@ def test_doctor_counts_the_packages_that_a_platform_needs(
     assert " installed\n" not in completed.stdout
 
 
-def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_doctor_shows_how_to_install_missing_packages(cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     # given an interpreter without the packages of two extras
     lacking = {"dash", "httpx"}
 
@@ -291,7 +291,7 @@ def test_doctor_says_how_to_get_what_is_missing(cli: Cli, monkeypatch: pytest.Mo
         pytest.param("report", "plotly", "dashboards", marks=pytest.mark.full),
     ],
 )
-def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Path, verb: str, module: str, extra: str) -> None:
+def test_missing_extra_is_a_one_line_error_with_the_install_command(tmp_path: Path, verb: str, module: str, extra: str) -> None:
     # given an interpreter in which the extra's package cannot be imported
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\n"
@@ -313,7 +313,7 @@ def test_a_missing_extra_is_one_line_with_the_command_to_install_it(tmp_path: Pa
     assert f"pip install 'rankscope[{extra}]'" in one_line_error(completed, 4)
 
 
-def test_numpy_is_kept_to_one_thread_where_no_job_can_inherit_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_numpy_thread_limit_is_not_set_for_commands_that_start_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     context = click.Context(root_command)
     # given no setting, and a setting of the user's own
     for wish in (None, "3"):
@@ -329,7 +329,7 @@ def test_numpy_is_kept_to_one_thread_where_no_job_can_inherit_it(monkeypatch: py
         assert collected == ([None, "1"] if wish is None else [wish, wish])
 
 
-def test_every_verb_of_the_table_exists() -> None:
+def test_every_command_of_the_table_exists() -> None:
     assert [name for name in VERBS if root_command.get_command(click.Context(root_command), name) is None] == []
 
 
@@ -344,12 +344,12 @@ def test_help_fits_a_terminal_of_80_columns(path: tuple[str, ...], command: clic
     assert not cut_off, "a line of the list of commands is cut off: give that command a short_help"
 
 
-def test_the_names_of_schemas_are_whole_words_of_its_help(cli: Cli) -> None:
+def test_schema_help_does_not_break_schema_names(cli: Cli) -> None:
     words = set(cli("schema", "--help", env={"COLUMNS": "80"}).stdout.replace(",", " ").replace(".", " ").split())
     assert {"NAME", "collectives", "capture"} <= words
 
 
-def test_without_a_path_the_newest_run_is_analysed_and_named(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_run_is_analysed_by_default(cli: Cli, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     completed = cli("analyze")
     assert completed.returncode == 3

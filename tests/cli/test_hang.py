@@ -24,13 +24,13 @@ WORLD = {"0": (0, 1, 2, 3)}
 JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
 
 
-def test_the_json_is_what_its_published_schema_says(cli: Cli, shared_data: Path) -> None:
+def test_json_matches_the_published_schema(cli: Cli, shared_data: Path) -> None:
     for case, planted in {"lock_gil_1st": [9, 14], "gpu_error_1st": [12, 14]}.items():
         document = json_report(cli, "hang", shared_data / "flight_recorder" / case)
         assert document["culprits"] == planted
 
 
-def test_the_text_says_who_where_and_what_to_do(cli: Cli, shared_data: Path) -> None:
+def test_text_names_absent_ranks_collective_and_next_step(cli: Cli, shared_data: Path) -> None:
     completed = cli("hang", shared_data / "flight_recorder" / "lock_gil_1st", env={"COLUMNS": "80"})
     assert completed.stdout.startswith("HANG\nRanks 9, 14 probably did not arrive at all_to_all 45265 of group 72")
     assert "rank 7 waits for rank 15" in completed.stdout
@@ -40,7 +40,7 @@ def test_the_text_says_who_where_and_what_to_do(cli: Cli, shared_data: Path) -> 
     assert "\x1b" not in completed.stdout
 
 
-def test_the_exit_status_is_as_told(cli: Cli, tmp_path: Path) -> None:
+def test_fail_on_sets_the_exit_status(cli: Cli, tmp_path: Path) -> None:
     hung = write(tmp_path / "hung", DumpedJob.of_events(WORLD, ["0"] * 3, stops={2: 1}).dumps())
     well = write(tmp_path / "well", DumpedJob.of_events(WORLD, ["0"] * 3).dumps())
     assert cli("hang", hung, "--fail-on", "hang").returncode == 1
@@ -50,7 +50,7 @@ def test_the_exit_status_is_as_told(cli: Cli, tmp_path: Path) -> None:
     assert cli("hang", well, "--fail-on", "nonsense").returncode == 2
 
 
-def test_a_hostile_dump_is_one_line_with_status_3(cli: Cli, tmp_path: Path) -> None:
+def test_malicious_pickle_is_refused_with_status_3(cli: Cli, tmp_path: Path) -> None:
     class Calls:
         def __reduce__(self) -> tuple[Callable[[str], int], tuple[str]]:
             return os.system, (f"touch {tmp_path}/was-here",)
@@ -64,7 +64,7 @@ def test_a_hostile_dump_is_one_line_with_status_3(cli: Cli, tmp_path: Path) -> N
     assert list(tmp_path.iterdir()) == [path]
 
 
-def test_names_from_a_dump_bring_no_escape_sequences(cli: Cli, tmp_path: Path) -> None:
+def test_group_names_from_a_dump_are_escaped(cli: Cli, tmp_path: Path) -> None:
     groups = {"\x1b[2J\n\u202e": (0, 1)}
     completed = cli("hang", write(tmp_path / "d", DumpedJob.of_events(groups, list(groups), stops={1: 0}).dumps()))
     assert completed.returncode == 0
@@ -73,7 +73,7 @@ def test_names_from_a_dump_bring_no_escape_sequences(cli: Cli, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("missing", ["nowhere_0", "none_*"])
-def test_a_path_that_is_not_there_is_one_line_with_status_3(cli: Cli, tmp_path: Path, missing: str) -> None:
+def test_missing_path_is_a_one_line_error_with_status_3(cli: Cli, tmp_path: Path, missing: str) -> None:
     completed = cli("hang", tmp_path / missing)
     assert (completed.returncode, completed.stdout, len(completed.stderr.splitlines())) == (3, "", 1)
 
@@ -81,7 +81,7 @@ def test_a_path_that_is_not_there_is_one_line_with_status_3(cli: Cli, tmp_path: 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_of_a_real_job_that_hangs_the_rank_that_did_not_come_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_absent_rank_of_a_real_hung_job_is_named(cli: Cli, tmp_path: Path) -> None:
     if not hasattr(pytest.importorskip("torch._C._distributed_c10d"), "_dump_fr_trace"):
         pytest.skip("this torch has no Flight Recorder for gloo")
     # Given three ranks, of which the last never comes to an all-reduce

@@ -53,7 +53,7 @@ def asked(cli: Cli, *args: str | Path, env: dict[str, str] | None = None) -> dic
     return report
 
 
-def test_without_a_path_the_job_on_this_host_is_asked(cli: Cli) -> None:
+def test_ras_of_the_local_job_is_queried_by_default(cli: Cli) -> None:
     with listening(ras(LATE)) as address:
         report = asked(cli, env={"NCCL_RAS_ADDR": address})
     assert (report["kind"], report["cause"], report["culprits"]) == ("hang", "not_arrived", [2])
@@ -64,7 +64,7 @@ def test_without_a_path_the_job_on_this_host_is_asked(cli: Cli) -> None:
     assert any("process 1002" in row and "py-spy" in row for row in report["next"])
 
 
-def test_the_text_says_who_where_and_what_ras_does_not_see(cli: Cli) -> None:
+def test_text_names_rank_process_and_limits_of_ras(cli: Cli) -> None:
     with listening(ras(LATE)) as address:
         completed = cli("hang", "--ras", address, "--wait", "0", env={"COLUMNS": "80"})
     assert completed.stdout.startswith("HANG\nRank 2 has not launched AllReduce 42")
@@ -74,14 +74,14 @@ def test_the_text_says_who_where_and_what_ras_does_not_see(cli: Cli) -> None:
     assert [line for line in completed.stdout.splitlines() if len(line) > 80] == []
 
 
-def test_an_nccl_without_json_is_asked_as_well(cli: Cli) -> None:
+def test_nccl_without_json_support_is_queried_in_text(cli: Cli) -> None:
     row = "      0         1         1         8         8         8   RUNNING      OK\n"
     with listening(ras(text_answer(row), has_json=False)) as address:
         report = asked(cli, "--ras", address)
     assert (report["kind"], report["ras"]["format"], report["ras"]["moved"]) == ("insufficient_data", "text", None)
 
 
-def test_the_exit_status_is_that_of_dumps(cli: Cli) -> None:
+def test_fail_on_sets_the_exit_status_for_ras_answers(cli: Cli) -> None:
     with listening(ras(LATE)) as address:
         assert cli("hang", "--ras", address, "--wait", "0", "--fail-on", "hang").returncode == 1
     with listening(ras(answer(Comm({0: 1, 1: 1})), answer(Comm({0: 2, 1: 1})))) as address:
@@ -96,7 +96,7 @@ def hostile(connection: socket.socket) -> None:
 
 
 @pytest.mark.parametrize(("speak", "reason"), [(hostile, "not NCCL RAS"), (ras(LATE[:-100]), "cut off"), (ras(b"{}"), "cut off")])
-def test_an_answer_that_is_none_is_one_line_with_status_3(cli: Cli, speak: Speak, reason: str) -> None:
+def test_invalid_ras_answer_is_a_one_line_error_with_status_3(cli: Cli, speak: Speak, reason: str) -> None:
     with listening(speak) as address:
         completed = cli("hang", "--ras", address, "--wait", "0")
     assert address in one_line_error(completed)
@@ -104,13 +104,13 @@ def test_an_answer_that_is_none_is_one_line_with_status_3(cli: Cli, speak: Speak
     assert "\x1b" not in completed.stderr
 
 
-def test_where_nothing_listens_it_says_so_with_status_3(cli: Cli) -> None:
+def test_no_ras_listener_is_reported_with_status_3(cli: Cli) -> None:
     completed = cli("hang", env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
     assert "nothing listens" in one_line_error(completed)
     assert "127.0.0.1:1" in completed.stderr
 
 
-def test_names_from_an_answer_bring_no_escape_sequences(cli: Cli) -> None:
+def test_names_from_a_ras_answer_are_escaped(cli: Cli) -> None:
     document = json.loads(GONE)
     document["communicators"][0]["missing_ranks"][0]["host"] = "\x1b[2J\u202e"
     document["nccl_version"] = "\x1b[2J"
@@ -121,7 +121,7 @@ def test_names_from_an_answer_bring_no_escape_sequences(cli: Cli) -> None:
     assert "\u202e" not in completed.stdout
 
 
-def test_of_a_run_dumps_name_the_call_and_ras_agrees(cli: Cli, tmp_path: Path) -> None:
+def test_dumps_identify_the_collective_and_ras_confirms_the_rank(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run)
     with listening(ras(LATE)) as address:
@@ -133,7 +133,7 @@ def test_of_a_run_dumps_name_the_call_and_ras_agrees(cli: Cli, tmp_path: Path) -
     assert "NCCL RAS" in text
 
 
-def test_ras_names_the_rank_where_dumps_cannot_and_dumps_name_the_call(cli: Cli, tmp_path: Path) -> None:
+def test_ras_identifies_the_rank_without_a_dump_and_dumps_the_call(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run, ranks=(0, 1, 3))
     assert asked(cli, run)["cause"] == "no_dump"
@@ -145,7 +145,7 @@ def test_ras_names_the_rank_where_dumps_cannot_and_dumps_name_the_call(cli: Cli,
     assert (report["evidence"][0]["host"], report["evidence"][0]["certain"]) == ("node2", True)
 
 
-def test_ranks_only_ras_names_are_reported_and_a_running_job_does_not_hang(cli: Cli, tmp_path: Path) -> None:
+def test_ranks_named_only_by_ras_are_warnings_and_moving_job_is_no_hang(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     dump(run)
     with listening(ras(answer(Comm({0: 41, 1: 42, 2: 42, 3: 42})))) as address:
@@ -158,7 +158,7 @@ def test_ranks_only_ras_names_are_reported_and_a_running_job_does_not_hang(cli: 
     assert any("Rank 2 did not arrive" in row for row in report["warnings"])
 
 
-def test_a_run_whose_job_is_on_this_host_is_asked_and_another_is_not(cli: Cli, tmp_path: Path) -> None:
+def test_ras_is_queried_only_for_nccl_jobs_on_this_host(cli: Cli, tmp_path: Path) -> None:
     document = json.loads(LATE)
     document["communicators"][0]["ranks"][0]["pid"] = os.getpid()
     with listening(ras(json.dumps(document).encode())) as address:
@@ -170,7 +170,7 @@ def test_a_run_whose_job_is_on_this_host_is_asked_and_another_is_not(cli: Cli, t
             assert (completed.returncode, "no Flight Recorder dumps" in completed.stderr) == (3, True)
 
 
-def test_the_answer_of_another_job_is_not_of_the_run(cli: Cli, tmp_path: Path) -> None:
+def test_ras_answer_of_another_job_is_ignored(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", here=True)
     theirs = json.loads(LATE)
     for row in theirs["communicators"][0]["ranks"]:
@@ -184,7 +184,7 @@ def test_the_answer_of_another_job_is_not_of_the_run(cli: Cli, tmp_path: Path) -
     assert any("another job" in row for row in answer["warnings"])
 
 
-def test_a_run_without_an_answer_is_judged_by_its_dumps_with_a_warning(cli: Cli, tmp_path: Path) -> None:
+def test_run_without_ras_answer_is_judged_by_dumps_with_a_warning(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", here=True)
     completed = cli("hang", run, env={"NCCL_RAS_ADDR": "127.0.0.1:1"})
     assert "nothing listens" in one_line_error(completed)
@@ -194,7 +194,7 @@ def test_a_run_without_an_answer_is_judged_by_its_dumps_with_a_warning(cli: Cli,
     assert any("nothing listens" in row for row in report["warnings"])
 
 
-def test_the_answers_kept_in_a_run_count_after_the_job(cli: Cli, tmp_path: Path) -> None:
+def test_stored_ras_answers_are_used_after_the_job_ended(cli: Cli, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run")
     assert cli("hang", run).returncode == 3
     now = time.time_ns()
@@ -219,7 +219,7 @@ def keep(run: Path, data: bytes, asked_unix_ns: int) -> None:
     keep_answer(run, 0, given)
 
 
-def test_dumps_alone_are_joined_only_with_a_named_address(cli: Cli, tmp_path: Path) -> None:
+def test_plain_dumps_are_combined_only_with_an_explicit_ras_address(cli: Cli, tmp_path: Path) -> None:
     dumps = write(tmp_path / "dumps", DumpedJob.of_events(WORLD, ["0"] * 3, stops={2: 1}).dumps())
     with listening(ras(LATE)) as address:
         assert asked(cli, dumps, env={"NCCL_RAS_ADDR": address})["ras"] is None

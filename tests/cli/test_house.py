@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 PLACEHOLDER = "OWNER/"
 
 
-def test_the_unknown_public_home_is_a_placeholder_in_two_files() -> None:
+def test_public_repository_url_is_a_placeholder_in_known_files_only() -> None:
     """Once the project has a home: replace OWNER in both, and assert here that it is nowhere."""
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     assert all(PLACEHOLDER in url for url in urls.values())
@@ -24,11 +24,11 @@ def test_the_unknown_public_home_is_a_placeholder_in_two_files() -> None:
     assert set(tracked.split()) <= {".github/CODEOWNERS", "pyproject.toml", "tests/cli/test_house.py"}
 
 
-def test_contributors_read_few_lines() -> None:
+def test_contributing_guide_is_short() -> None:
     assert len((ROOT / "CONTRIBUTING.md").read_text().splitlines()) <= 130
 
 
-def test_every_mutant_has_its_line_and_its_tests() -> None:
+def test_every_mutant_matches_its_source_line_and_tests() -> None:
     """A line that moved or was reworded needs its entry in scripts/mutants.toml changed, too; one that is gone, deleted."""
     spec = importlib.util.spec_from_file_location("mutants", ROOT / "scripts" / "mutants.py")
     assert spec is not None
@@ -39,7 +39,7 @@ def test_every_mutant_has_its_line_and_its_tests() -> None:
     assert all(mutant.right != mutant.wrong for mutant in mutants.MUTANTS)
 
 
-def test_names_of_tests_have_at_most_70_letters() -> None:
+def test_test_names_have_at_most_70_characters() -> None:
     command = ["git", "grep", "-hoE", r"def test_[a-z0-9_]+", "--", "tests/*.py"]
     lines = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.splitlines()
     names = {line.removeprefix("def ") for line in lines}
@@ -52,21 +52,21 @@ GENERATED = {"cli.md", "json-analysis.md", "json-records.md", "json-results.md",
 TABLES = re.compile(r"<!-- \w+: generated .*?<!-- end of \w+ -->", re.DOTALL)
 
 
-def test_readers_finish_a_page() -> None:
+def test_documentation_pages_have_at_most_250_lines() -> None:
     pages = {page.name: TABLES.sub("", page.read_text()) for page in (ROOT / "docs").glob("*.md")}
     assert pages.keys() > GENERATED
     lines = {name: len(text.splitlines()) for name, text in pages.items() if name not in GENERATED}
     assert {name: count for name, count in lines.items() if count > 250} == {}
 
 
-def test_pages_that_code_and_messages_name_exist() -> None:
+def test_documentation_pages_named_in_code_exist() -> None:
     command = ["git", "grep", "-hIoE", r"docs/[a-z0-9-]+\.md", "--", ":!CHANGELOG.md"]
     names = set(subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split())
     assert len(names) > 30
     assert [name for name in sorted(names) if not (ROOT / name).exists()] == []
 
 
-def test_the_map_of_the_code_names_what_exists() -> None:
+def test_architecture_page_names_existing_files_and_classes() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text().partition("## Why these libraries")[0]
     names = sorted(set(re.findall(r"`([\w./*-]+)`", page)))
     command = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
@@ -106,14 +106,14 @@ def refuse_circles(root: Path) -> int:
     return len(modules)
 
 
-def test_no_modules_import_each_other_in_a_circle() -> None:
+def test_modules_have_no_circular_imports() -> None:
     assert refuse_circles(ROOT) > 500
 
 
 @pytest.mark.parametrize(
     "of_types", ["from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    {}\n", "def late() -> None:\n    {}\n", "{}\n"]
 )
-def test_a_circle_through_types_or_a_function_is_noticed(tmp_path: Path, of_types: str) -> None:
+def test_circular_import_through_types_or_a_function_is_detected(tmp_path: Path, of_types: str) -> None:
     folder = tmp_path / "part/src/rankscope/part"
     folder.mkdir(parents=True)
     (folder / "one.py").write_text("from rankscope.part import two\n")

@@ -30,7 +30,7 @@ UNBUFFERED = pytest.param({"PYTHONUNBUFFERED": "1"}, id="unbuffered", marks=pyte
         pytest.param(["alerts", "rules", "show"], {"PYTHONUNBUFFERED": "1"}, id="rules unbuffered", marks=pytest.mark.full),
     ],
 )
-def test_a_full_disk_is_one_line_that_names_standard_output(arguments: list[str], environ: dict[str, str]) -> None:
+def test_full_disk_is_a_one_line_error_naming_standard_output(arguments: list[str], environ: dict[str, str]) -> None:
     with Path("/dev/full").open("w") as full:
         completed = subprocess.run(
             [sys.executable, "-m", "rankscope", *arguments],
@@ -51,21 +51,21 @@ def assert_one_line(done: subprocess.CompletedProcess[str], reason: str) -> None
 
 
 @pytest.mark.parametrize("environ", [pytest.param(BUFFERED, id="buffered"), UNBUFFERED])
-def test_output_that_finds_room_for_a_part_is_an_error(tmp_path: Path, environ: dict[str, str]) -> None:
+def test_partially_written_output_is_an_error(tmp_path: Path, environ: dict[str, str]) -> None:
     # given a file that may not become larger than 1 KiB, and more to print
     shell = f"ulimit -f 1; exec {sys.executable} -m rankscope schema analysis >{tmp_path / 'schema.json'}"
     completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False, env={**os.environ, **environ})
     assert_one_line(completed, "File too large")
 
 
-def test_a_standard_output_that_is_closed_is_no_error() -> None:
+def test_closed_standard_output_is_no_error() -> None:
     shell = f"{sys.executable} -m rankscope schema analysis >&-"
     completed = subprocess.run(["bash", "-c", shell], capture_output=True, text=True, check=False)
     assert (completed.returncode, completed.stderr) == (0, "")
 
 
 @pytest.mark.parametrize("environ", [pytest.param(BUFFERED, id="buffered"), UNBUFFERED])
-def test_a_non_blocking_pipe_gets_everything(environ: dict[str, str]) -> None:
+def test_non_blocking_pipe_receives_the_whole_output(environ: dict[str, str]) -> None:
     # given a pipe that holds less than the output, and that is read only when it is full
     reading, writing = os.pipe()
     fcntl.fcntl(writing, fcntl.F_SETPIPE_SZ, 4096)
@@ -89,7 +89,7 @@ def test_a_non_blocking_pipe_gets_everything(environ: dict[str, str]) -> None:
     "module",
     ["numpy", *(pytest.param(name, marks=pytest.mark.full) for name in ("click", "rankscope.analysis.report.terminal"))],
 )
-def test_ctrl_c_is_quiet_while_modules_are_imported(tmp_path: Path, module: str) -> None:
+def test_ctrl_c_during_imports_prints_no_traceback(tmp_path: Path, module: str) -> None:
     # given an interpreter that is interrupted while it searches for the module
     (tmp_path / "sitecustomize.py").write_text(
         "import os, signal, sys\n"

@@ -42,11 +42,11 @@ def kept(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return folder
 
 
-def test_the_first_release_is_kept() -> None:
+def test_data_of_the_first_release_is_kept() -> None:
     assert "0.1.0" in VERSIONS
 
 
-def test_every_record_of_a_run_is_read(kept: Path) -> None:
+def test_every_record_of_a_released_run_is_read(kept: Path) -> None:
     run = RunReader(kept / "run")
     attempt = run.attempt(0)
     assert attempt is not None
@@ -67,7 +67,7 @@ def test_every_record_of_a_run_is_read(kept: Path) -> None:
     assert (run.skipped_lines, run.unusable) == (0, [])
 
 
-def test_a_run_is_analysed(kept: Path, cli: Cli) -> None:
+def test_released_run_is_analysed(kept: Path, cli: Cli) -> None:
     completed = cli("analyze", kept / "run", "--format", "json")
     assert (completed.returncode, completed.stderr) == (0, "")
     report = json.loads(completed.stdout)
@@ -77,7 +77,7 @@ def test_a_run_is_analysed(kept: Path, cli: Cli) -> None:
     assert (report["collectives"]["matched"], report["collectives"]["unmatched"]) == (3, 0)
 
 
-def test_the_pages_read_a_run(kept: Path) -> None:
+def test_dashboard_reads_a_released_run(kept: Path) -> None:
     runs = DiskRuns(kept)
     (summary,) = runs.runs()
     assert (summary.status, summary.world_size, summary.ranks) == ("finished", 2, 2)
@@ -87,7 +87,7 @@ def test_the_pages_read_a_run(kept: Path) -> None:
     assert "TrainingStraggler" in str(runs.alerts(summary.run_id))
 
 
-def test_a_waiting_message_is_delivered(kept: Path, cli: Cli) -> None:
+def test_waiting_message_of_a_released_store_is_delivered(kept: Path, cli: Cli) -> None:
     # given a store in which a message waits, and the time of its next attempt
     state = kept / "alerts"
     with sqlite3.connect(state / STORE_FILE) as database:
@@ -106,7 +106,7 @@ def test_a_waiting_message_is_delivered(kept: Path, cli: Cli) -> None:
         assert Outbox(store).counts() == {("oncall", "delivered"): 1}
 
 
-def test_an_exporter_knows_its_gpus_and_xids(kept: Path) -> None:
+def test_exporter_reads_released_gpu_inventory_and_xids(kept: Path) -> None:
     folder = kept / "exporter"
     inventory = Inventory(folder)
     assert (inventory.durable, [gpu.uuid for gpu in inventory.identities()]) == (True, ["GPU-0", "GPU-1"])
@@ -124,7 +124,7 @@ def test_an_exporter_knows_its_gpus_and_xids(kept: Path) -> None:
     journal.close()
 
 
-def test_doctor_names_formats_and_the_version_that_recorded_a_run(kept: Path, cli: Cli) -> None:
+def test_doctor_shows_formats_and_the_recording_version(kept: Path, cli: Cli) -> None:
     result = checks(cli, kept, kept / "alerts", kept / "exporter")
     state, detail = result[str(kept / "run")]
     assert "rankscope.run/" in detail
@@ -158,7 +158,7 @@ def newer_xids(kept: Path) -> Path:
 
 
 @pytest.mark.parametrize("make", [newer_run, newer_store, newer_gpus, newer_xids])
-def test_a_newer_format_is_named_with_the_one_that_is_read_and_what_to_do(
+def test_newer_format_is_reported_with_the_supported_one_and_upgrade_hint(
     kept: Path, cli: Cli, make: Callable[[Path], Path]
 ) -> None:
     path = make(kept)
@@ -168,7 +168,7 @@ def test_a_newer_format_is_named_with_the_one_that_is_read_and_what_to_do(
     assert completed.returncode == 1
 
 
-def test_doctor_refuses_a_folder_of_something_else(cli: Cli, tmp_path: Path) -> None:
+def test_doctor_rejects_a_folder_without_rankscope_files(cli: Cli, tmp_path: Path) -> None:
     for path in (tmp_path, tmp_path / "nothing"):
         assert str(path) in one_line_error(cli("doctor", path))
 

@@ -25,7 +25,7 @@ from rankscope.runs.small_files import create_attempt, create_run, write_record
 
 
 @pytest.mark.parametrize("status", [0, 7])
-def test_a_job_without_training_keeps_its_status_and_leaves_nothing(cli: Cli, tmp_path: Path, status: int) -> None:
+def test_job_without_training_keeps_its_exit_status_and_leaves_no_files(cli: Cli, tmp_path: Path, status: int) -> None:
     completed = cli(
         "run", "--run-dir", tmp_path / "runs" / "x", "--", sys.executable, "-c", f"print('out'); raise SystemExit({status})"
     )
@@ -35,29 +35,29 @@ def test_a_job_without_training_keeps_its_status_and_leaves_nothing(cli: Cli, tm
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_command_that_does_not_exist_is_127_as_in_a_shell(cli: Cli, tmp_path: Path) -> None:
+def test_unknown_program_is_status_127_as_in_a_shell(cli: Cli, tmp_path: Path) -> None:
     completed = cli("run", "--run-dir", tmp_path / "x", "--", "no-such-program")
     assert completed.returncode == 127
     assert "no-such-program" in completed.stderr
 
 
-def test_no_command_is_a_usage_error(cli: Cli) -> None:
+def test_run_without_a_command_is_a_usage_error(cli: Cli) -> None:
     assert cli("run").returncode == 2
 
 
-def test_a_mistyped_option_is_not_taken_for_the_command(cli: Cli) -> None:
+def test_mistyped_option_is_a_usage_error_with_a_suggestion(cli: Cli) -> None:
     completed = cli("run", "--wndow-every", "5", "--", "true")
     assert completed.returncode == 2
     assert "--window-every" in completed.stderr
 
 
 @pytest.mark.parametrize(("text", "value"), [("1%", 0.01), ("0.01", 0.01), (" 0.5% ", 0.005), ("100%", 1.0)])
-def test_a_budget_is_a_share(text: str, value: float) -> None:
+def test_budget_is_parsed_as_percentage_or_fraction(text: str, value: float) -> None:
     assert share(text) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("text", ["0", "-1%", "101%", "2", "nan", "1%%", "1% of it", "%", "inf"])
-def test_what_is_no_share_is_no_budget(text: str) -> None:
+def test_malformed_budget_is_a_usage_error(text: str) -> None:
     with pytest.raises(click.BadParameter, match="no share: say 1%"):
         share(text)
 
@@ -76,7 +76,7 @@ for _ in range(12):
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_jobs_of_one_name_that_start_together_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_concurrent_jobs_of_one_name_are_separate_runs(tmp_path: Path) -> None:
     # given three jobs started at once, with a name that is no folder's
     command = [sys.executable, "-m", "rankscope", "run", "--name", "../a b/c", "--", sys.executable, "-c", TRAINING]
     jobs = [subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, text=True) for _ in range(3)]
@@ -90,7 +90,7 @@ def test_jobs_of_one_name_that_start_together_are_runs_of_their_own(tmp_path: Pa
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_second_job_is_a_new_attempt_and_gets_no_verdict_of_another_job(cli: Cli, tmp_path: Path) -> None:
+def test_second_job_is_a_new_attempt_without_the_first_verdict(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(TRAINING)
     command = ("run", "--run-dir", tmp_path / "run", "--", sys.executable, tmp_path / "train.py")
     first = cli(*command)
@@ -107,7 +107,7 @@ def test_a_second_job_is_a_new_attempt_and_gets_no_verdict_of_another_job(cli: C
 
 
 @pytest.mark.parametrize("kind", ["a file", "somebody's folder", "below a file"])
-def test_a_folder_that_cannot_hold_a_run_stops_before_the_job_starts(cli: Cli, tmp_path: Path, kind: str) -> None:
+def test_unusable_run_directory_fails_before_the_job_starts(cli: Cli, tmp_path: Path, kind: str) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "thesis.tex").touch()
@@ -116,7 +116,7 @@ def test_a_folder_that_cannot_hold_a_run_stops_before_the_job_starts(cli: Cli, t
     assert str(tmp_path / path) in one_line_error(completed)
 
 
-def test_an_analysis_that_fails_does_not_change_the_jobs_status(
+def test_failed_analysis_does_not_change_the_exit_status(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # given a recorded run whose analysis has a bug
@@ -134,7 +134,7 @@ def test_an_analysis_that_fails_does_not_change_the_jobs_status(
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_of_several_launchers_on_a_run_that_of_rank_0_prints_the_verdict(tmp_path: Path) -> None:
+def test_only_the_launcher_of_rank_0_prints_the_verdict(tmp_path: Path) -> None:
     # Given a launcher on each node, and a rank 1 that takes longer
     script = (
         "import os, time, torch\n"
@@ -171,7 +171,7 @@ def test_of_several_launchers_on_a_run_that_of_rank_0_prints_the_verdict(tmp_pat
     assert "not ended" not in first
 
 
-def test_the_verdict_is_of_the_own_attempt_although_another_was_added(
+def test_verdict_is_of_the_launched_attempt_despite_a_newer_attempt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
@@ -197,7 +197,7 @@ VERBS_WITH_A_PATH = (
 
 @pytest.mark.slow
 @pytest.mark.parametrize("verb", VERBS_WITH_A_PATH, ids=lambda words: words[0])
-def test_a_folder_one_may_not_look_into_is_one_line_with_status_3(
+def test_unreadable_folder_is_a_one_line_error_with_status_3(
     tmp_path: Path, verb: list[str], without_privilege: list[str]
 ) -> None:
     # given a closed folder, and a process to which permissions apply, also when root runs the tests
@@ -214,7 +214,7 @@ def test_a_folder_one_may_not_look_into_is_one_line_with_status_3(
     assert str(closed) in one_line_error(completed)
 
 
-def test_two_sources_of_durations_are_one_too_many(cli: Cli, tmp_path: Path) -> None:
+def test_two_sources_of_collective_durations_are_a_usage_error(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "plugin.so").touch()
     options = ["--nccl-inspector", tmp_path / "plugin.so", "--flight-recorder-times"]
     completed = cli("run", "--run-dir", tmp_path / "run", *options, "--", "true")
@@ -245,7 +245,7 @@ REASONS = {
 @pytest.mark.parametrize(
     "job", [name if name == "an optimizer of its own" else pytest.param(name, marks=pytest.mark.full) for name in UNSEEN]
 )
-def test_a_job_without_a_recorded_step_learns_the_reason_and_the_way_out(cli: Cli, tmp_path: Path, job: str) -> None:
+def test_job_without_recorded_steps_gets_the_reason_and_a_remedy(cli: Cli, tmp_path: Path, job: str) -> None:
     completed = cli("run", "--run-dir", tmp_path / "run", "--", sys.executable, "-c", SETUP + UNSEEN[job])
     assert completed.returncode == 0
     assert "nothing was recorded" in completed.stderr
@@ -270,7 +270,7 @@ for _ in range(40):
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_of_several_programs_under_one_command_the_slow_one_is_named(cli: Cli, tmp_path: Path) -> None:
+def test_slowest_of_several_programs_in_one_command_is_named(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "fold.py").write_text(FOLDS)
     fold = f"{sys.executable} {tmp_path / 'fold.py'}"
     completed = cli("run", "--run-dir", tmp_path / "run", "--", "bash", "-c", f"{fold} 0.1 && {fold} 0.005")
@@ -300,21 +300,21 @@ print(settings.exporter_url, settings.otlp_every, settings.stacks_seconds)
         (["--no-hardware", "--exporter-url", "http://h/", "--no-stacks"], "None None None"),
     ],
 )
-def test_the_ranks_are_told_where_the_exporter_is(cli: Cli, tmp_path: Path, options: list[str], address: str) -> None:
+def test_exporter_address_reaches_the_ranks_environment(cli: Cli, tmp_path: Path, options: list[str], address: str) -> None:
     completed = cli("run", "--run-dir", tmp_path / "run", "--no-verdict", *options, "--", sys.executable, "-c", JOB)
     assert (completed.returncode, completed.stdout.strip()) == (0, address)
     assert "pw" not in completed.stderr
 
 
 @pytest.mark.slow
-def test_an_address_that_is_none_is_a_usage_error_that_does_not_quote_it(cli: Cli, tmp_path: Path) -> None:
+def test_invalid_exporter_url_is_a_usage_error_without_the_password(cli: Cli, tmp_path: Path) -> None:
     completed = cli("run", "--run-dir", tmp_path / "run", "--exporter-url", "ftp://me:pw@h/", "--", "true")
     assert completed.returncode == 2
     assert "http://" in completed.stderr
     assert "pw" not in completed.stderr
 
 
-def test_nobody_to_ask_survives_the_way_through_the_environment() -> None:
+def test_missing_exporter_url_survives_the_environment_round_trip() -> None:
     settings = RecorderSettings(
         run_dir="/r", run_id="r", name="", start_unix_ns=1, exporter_url=None, otlp_every=3, stacks_seconds=None
     )

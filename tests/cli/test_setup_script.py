@@ -56,7 +56,7 @@ def setup(folder: Path, part: str = "run", **variables: str) -> tuple[subprocess
     return completed, log.read_text()
 
 
-def test_it_makes_an_environment_once_and_then_does_nothing(folder: Path) -> None:
+def test_setup_creates_the_environment_once(folder: Path) -> None:
     first, asked = setup(folder)
     assert first.returncode == 0, first.stderr
     assert "-m pip install --quiet --constraint constraints.txt --editable .[all]" in asked
@@ -65,7 +65,7 @@ def test_it_makes_an_environment_once_and_then_does_nothing(folder: Path) -> Non
     assert "pip" not in asked
 
 
-def test_a_usable_torch_is_kept_and_otherwise_the_wanted_one_installed(folder: Path) -> None:
+def test_usable_torch_is_kept_and_otherwise_the_pinned_one_installed(folder: Path) -> None:
     completed, asked = setup(folder, TORCH="torch==2.13.0")
     assert "Using the torch that is there" in completed.stderr
     assert "torch==2.13.0" not in asked
@@ -75,7 +75,7 @@ def test_a_usable_torch_is_kept_and_otherwise_the_wanted_one_installed(folder: P
 
 
 @pytest.mark.skipif(Path("/dev/nvidiactl").exists(), reason="has an NVIDIA GPU")
-def test_without_a_gpu_it_names_the_smaller_build_of_torch(folder: Path) -> None:
+def test_setup_suggests_the_cpu_build_of_torch(folder: Path) -> None:
     completed, _ = setup(folder, TORCH="torch==2.13.0", NO_TORCH="1")
     assert "whl/cpu" in completed.stderr
     shutil.rmtree(folder / ".venv")
@@ -83,7 +83,7 @@ def test_without_a_gpu_it_names_the_smaller_build_of_torch(folder: Path) -> None
     assert "whl/cpu" not in completed.stderr
 
 
-def test_a_half_made_environment_is_made_again(folder: Path) -> None:
+def test_incomplete_environment_is_rebuilt(folder: Path) -> None:
     (folder / ".venv" / "bin").mkdir(parents=True)
     (folder / ".venv" / "litter").touch()
     completed, _ = setup(folder)
@@ -91,7 +91,7 @@ def test_a_half_made_environment_is_made_again(folder: Path) -> None:
     assert not (folder / ".venv" / "litter").exists()
 
 
-def test_without_venv_it_falls_back_to_virtualenv_with_a_hint(folder: Path) -> None:
+def test_setup_falls_back_to_virtualenv_with_a_hint(folder: Path) -> None:
     completed, asked = setup(folder, NO_VENV="1")
     assert completed.returncode == 0
     assert "-m virtualenv .venv" in asked
@@ -99,20 +99,20 @@ def test_without_venv_it_falls_back_to_virtualenv_with_a_hint(folder: Path) -> N
     assert len(hints) == 1
 
 
-def test_without_either_it_says_what_to_install_and_leaves_nothing(folder: Path) -> None:
+def test_missing_venv_and_virtualenv_is_an_error_with_a_hint(folder: Path) -> None:
     completed, _ = setup(folder, NO_VENV="1", NO_VIRTUALENV="1")
     assert completed.returncode == 1
     assert "Install python3-venv or virtualenv" in completed.stderr
     assert not (folder / ".venv").exists()
 
 
-def test_a_python_that_does_not_run_is_named(folder: Path) -> None:
+def test_unusable_python_is_named(folder: Path) -> None:
     completed, _ = setup(folder, PYTHON="/nowhere/python3.12")
     assert completed.returncode == 1
     assert "/nowhere/python3.12" in completed.stderr
 
 
-def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
+def test_missing_python_is_reported_with_the_required_version(folder: Path) -> None:
     # given shims on PATH that exist but do not work
     empty = folder / "broken"
     empty.mkdir()
@@ -124,7 +124,7 @@ def test_no_working_python_at_all_is_one_hint(folder: Path) -> None:
     assert "No working Python >= 3.11" in completed.stderr
 
 
-def test_the_constraints_pin_neither_torch_nor_cuda() -> None:
+def test_constraints_pin_neither_torch_nor_cuda() -> None:
     names = [line.partition("==")[0].lower() for line in (ROOT / "constraints.txt").read_text().splitlines() if "==" in line]
     assert len(names) > 50
     # nor packages whose versions some versions of torch restrict: pip would replace them

@@ -69,12 +69,12 @@ def csv_of(text: str) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(text)))
 
 
-def test_every_column_of_a_record_is_there_with_its_attempt_rank_and_tags() -> None:
+def test_every_record_column_is_exported_with_attempt_rank_and_tags() -> None:
     columns = [column.name for column in COLUMNS if column.name not in ("flags", "checksum")]
     assert set(FIELDS) == {"attempt", "rank", *columns, "profiled", "tags"}
 
 
-def test_three_formats_have_the_same_rows(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_all_formats_have_the_same_rows(cli: Cli, run: Path, tmp_path: Path) -> None:
     for name in ("s.csv", "s.jsonl", "s.parquet", "s.csv.gz", "s.jsonl.gz"):
         completed = cli("steps", run, "-o", tmp_path / name)
         assert (completed.returncode, completed.stderr) == (0, "")
@@ -104,7 +104,7 @@ def test_three_formats_have_the_same_rows(cli: Cli, run: Path, tmp_path: Path) -
     assert gzip.decompress((tmp_path / "s.jsonl.gz").read_bytes()).decode() == lines
 
 
-def test_rows_and_columns_are_chosen(cli: Cli, run: Path) -> None:
+def test_ranks_steps_and_columns_can_be_selected(cli: Cli, run: Path) -> None:
     completed = cli("steps", run, "--ranks", "0,2", "--steps", "4:6", "--columns", "step,rank,tags,step", "--format", "jsonl")
     assert (completed.returncode, completed.stderr) == (0, "")
     assert lines_of(completed.stdout) == [
@@ -115,7 +115,7 @@ def test_rows_and_columns_are_chosen(cli: Cli, run: Path) -> None:
 
 
 @pytest.mark.parametrize("named", [["--attempt", "0"], []])
-def test_another_attempt_is_named_by_its_number_or_its_folder(cli: Cli, run: Path, named: list[str]) -> None:
+def test_attempt_is_selected_by_number_or_folder(cli: Cli, run: Path, named: list[str]) -> None:
     completed = cli("steps", run if named else attempt_dir(run, 0), *named, "--columns", "attempt,rank,step")
     assert [(row["attempt"], row["rank"]) for row in csv_of(completed.stdout)] == [("0", "0")] * STEPS
 
@@ -136,7 +136,7 @@ def test_another_attempt_is_named_by_its_number_or_its_folder(cli: Cli, run: Pat
         ["-o", "{run}/attempts/s.csv"],
     ],
 )
-def test_senseless_options_are_usage_errors_and_nothing_is_written(
+def test_invalid_options_are_usage_errors_and_write_no_file(
     cli: Cli, run: Path, tmp_path: Path, options: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -146,11 +146,11 @@ def test_senseless_options_are_usage_errors_and_nothing_is_written(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-def test_a_name_that_is_nearly_one_is_named(cli: Cli, run: Path) -> None:
+def test_misspelled_column_gets_a_suggestion(cli: Cli, run: Path) -> None:
     assert "wall_us" in cli("steps", run, "--columns", "walls_us").stderr
 
 
-def test_what_is_no_run_is_one_line(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_path_without_a_run_is_a_one_line_error(cli: Cli, run: Path, tmp_path: Path) -> None:
     create_run(tmp_path / "new", RunInfo(run_id="r", name="n", start_unix_ns=1))
     old = tmp_path / "old"
     old.mkdir()
@@ -159,7 +159,7 @@ def test_what_is_no_run_is_one_line(cli: Cli, run: Path, tmp_path: Path) -> None
         assert str(path) in one_line_error(cli("steps", path))
 
 
-def test_what_is_damaged_is_left_out_and_counted_on_standard_error(cli: Cli, run: Path) -> None:
+def test_damaged_records_are_skipped_and_counted_on_stderr(cli: Cli, run: Path) -> None:
     damage(twice := steps_file(run, 0, 1), 4, 5)
     add_damaged(steps_file(run, 1, 1))
     segment(rank_dir(run, 1, 2), "steps", 1).mkdir()
@@ -172,7 +172,7 @@ def test_what_is_damaged_is_left_out_and_counted_on_standard_error(cli: Cli, run
     assert "attempts/001/ranks/00002/steps-000001.npy" in named
 
 
-def test_rows_that_are_written_meanwhile_have_their_tags(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_records_written_during_the_export_have_tags(cli: Cli, run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new = StepFollower.new
 
     def late(follower: StepFollower, *arguments: Any) -> Iterator[Any]:
@@ -184,7 +184,7 @@ def test_rows_that_are_written_meanwhile_have_their_tags(cli: Cli, run: Path, mo
     assert completed.stdout == f"step,tags\n{STEPS},eval\n"
 
 
-def test_files_replaced_meanwhile_are_an_error_without_partial_output(
+def test_files_replaced_during_the_export_are_an_error(
     cli: Cli, run: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def replaced(*_: Any) -> Iterator[Any]:
@@ -198,7 +198,7 @@ def test_files_replaced_meanwhile_are_an_error_without_partial_output(
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_numbers_that_none_can_be_are_unknown(cli: Cli, run: Path) -> None:
+def test_impossible_values_are_exported_as_unknown(cli: Cli, run: Path) -> None:
     def spoil(rows: Any) -> None:
         rows["wall_us"][:] = np.inf
         rows["flops"][:] = np.nan
@@ -211,7 +211,7 @@ def test_numbers_that_none_can_be_are_unknown(cli: Cli, run: Path) -> None:
     assert lines_of(completed.stdout) == [{"wall_us": None, "flops": None, "tokens": None, "start_unix_ns": -(2**63)}]
 
 
-def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Cli, run: Path, tmp_path: Path) -> None:
+def test_full_disk_keeps_the_old_file_and_is_a_one_line_error(cli: Cli, run: Path, tmp_path: Path) -> None:
     for name, room in (("s.csv", 2000), ("s.parquet", 2000), ("s.parquet", 500)):
         target = tmp_path / name
         target.write_bytes(b"old")
@@ -224,7 +224,7 @@ def test_a_full_disk_leaves_the_old_file_and_one_line(cli: Cli, run: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_parquet_goes_to_a_pipe_but_not_to_a_terminal(run: Path) -> None:
+def test_parquet_is_written_to_a_pipe_but_not_to_a_terminal(run: Path) -> None:
     import pty
 
     command = [sys.executable, "-m", "rankscope", "steps", str(run), "--format", "parquet"]
@@ -257,7 +257,7 @@ record_lists = st.lists(
 
 
 @given(record_lists)
-def test_whatever_is_written_is_read_back(records: list[StepRecord]) -> None:
+def test_every_format_reads_back_the_written_rows(records: list[StepRecord]) -> None:
     rows, names = rows_of(*records), list(FIELDS)
     batch = batch_of(rows, names, attempt=2, rank=5, tags={row.step: row.tags for row in records if row.tags})
     expected: list[dict[str, Any]] = [
@@ -293,7 +293,7 @@ def test_whatever_is_written_is_read_back(records: list[StepRecord]) -> None:
         assert parsed["wall_us"].to_pylist() == [row.wall_us for row in records]
 
 
-def test_row_groups_of_parquet_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_row_groups_have_a_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ParquetSink, "GROUP_ROWS", 50)
     batch = batch_of(rows_of(*map(record, range(STEPS))), ["step"], attempt=0, rank=0, tags={})
     made = io.BytesIO()

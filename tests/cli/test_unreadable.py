@@ -29,9 +29,7 @@ VERBS = {
 
 
 @pytest.mark.parametrize("verb", VERBS)
-def test_whether_a_path_can_be_read_is_not_asked_beforehand(
-    verb: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_readability_is_not_checked_with_os_access(verb: str, tmp_path: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a filesystem that reports every file as unreadable by this user
     monkeypatch.setattr(os, "access", lambda *_args, **_more: False)
     completed = cli(verb, tmp_path, *VERBS[verb])
@@ -41,12 +39,12 @@ def test_whether_a_path_can_be_read_is_not_asked_beforehand(
 
 
 @pytest.mark.parametrize("verb", [*([verb] for verb in VERBS), ["alerts", "watch"], ["report"]])
-def test_no_path_is_not_the_current_folder(verb: list[str], cli: Cli) -> None:
+def test_empty_path_is_an_error(verb: list[str], cli: Cli) -> None:
     assert "no path" in one_line_error(cli(*verb, "", *VERBS.get(verb[0], [])))
 
 
 @pytest.mark.parametrize("verb", [["hang"], ["compare"], ["capture"], ["steps"], ["alerts", "watch"], ["report"]])
-def test_a_url_is_not_called_a_missing_file(verb: list[str], cli: Cli) -> None:
+def test_unsupported_url_is_reported_as_a_url(verb: list[str], cli: Cli) -> None:
     completed = cli(*verb, "s3://bucket/run", *VERBS.get(verb[0], []))
     assert (completed.returncode, len(completed.stderr.splitlines())) == (3, 1)
     assert completed.stderr.startswith("rankscope: s3://bucket/run: ")
@@ -66,7 +64,7 @@ for path in sys.argv[1:]:
 
 
 @pytest.mark.slow
-def test_a_folder_that_may_not_be_looked_into_is_named_and_hides_no_other(tmp_path: Path, without_privilege: list[str]) -> None:
+def test_unreadable_folder_is_named_and_hides_no_other_run(tmp_path: Path, without_privilege: list[str]) -> None:
     # given two runs, of which one belongs to another user
     runs = tmp_path / "runs"
     for name in ("closed", "open"):
@@ -102,7 +100,7 @@ def run(tmp_path: Path) -> Path:
     return SyntheticRun(path=tmp_path / "run", plan=lambda rank, _step: {"phase": "forward", "us": 60_000 * (rank == 1)}).write()
 
 
-def test_the_path_of_a_run_need_not_be_utf8(cli: Cli, run: Path) -> None:
+def test_run_path_may_contain_invalid_utf8(cli: Cli, run: Path) -> None:
     hostile = run.parent / os.fsdecode(b"r\xff")
     shutil.move(run, hostile)
     completed = cli("analyze", hostile, "--format", "json")
@@ -110,7 +108,7 @@ def test_the_path_of_a_run_need_not_be_utf8(cli: Cli, run: Path) -> None:
     assert json.loads(completed.stdout)["source"]["path"].endswith("r?")
 
 
-def test_commands_to_copy_are_quoted(cli: Cli, run: Path) -> None:
+def test_suggested_commands_quote_the_run_path(cli: Cli, run: Path) -> None:
     hostile = run.parent / "my run; $(id)"
     shutil.move(run, hostile)
     report = json.loads(cli("analyze", hostile, "--format", "json").stdout)
@@ -128,7 +126,7 @@ def test_errors_are_one_line_without_escape_sequences(cli: Cli, tmp_path: Path) 
 @pytest.mark.parametrize(
     ("name", "status"), [("run.json", 3), ("attempts/000/attempt.json", 0), ("attempts/000/ranks/00000/rank.json", 0)]
 )
-def test_files_about_a_run_are_read_only_so_far(cli: Cli, run: Path, name: str, status: int) -> None:
+def test_oversized_metadata_files_are_reported(cli: Cli, run: Path, name: str, status: int) -> None:
     with (run / name).open("r+b") as file:
         file.truncate(1 << 40)  # a sparse file, which takes no space
     completed = cli("analyze", run)
@@ -136,7 +134,7 @@ def test_files_about_a_run_are_read_only_so_far(cli: Cli, run: Path, name: str, 
     assert name in completed.stdout + completed.stderr
 
 
-def test_a_host_of_several_lines_stays_in_its_cell(cli: Cli, tmp_path: Path) -> None:
+def test_multi_line_host_name_cannot_forge_output_lines(cli: Cli, tmp_path: Path) -> None:
     made = SyntheticRun(path=tmp_path / "run").write()
     for file in made.glob("attempts/000/ranks/*/rank.json"):
         info = json.loads(file.read_text())

@@ -12,7 +12,7 @@ from tests.cli.json_reports import json_report
 from tests.command_line import Cli, one_line_error
 
 
-def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:
+def test_json_matches_the_published_schema(cli: Cli, shared_data: Path) -> None:
     traced = shared_data / "whatif" / "trace-ST.parquet"
     report = json_report(cli, "whatif", traced, "--price-per-gpu-hour", "2", "--per-step")
     assert (round(report["slowdown"], 4), round(report["m_stage"], 4), round(report["m_worker"], 4)) == (1.1787, 1.2194, 0.0314)
@@ -21,7 +21,7 @@ def test_json_is_the_published_contract(cli: Cli, shared_data: Path) -> None:
     assert report["cost"]["amount"] == pytest.approx(2 * report["gpu_hours_lost"])
 
 
-def test_text_fits_and_names_what_there_is(cli: Cli, shared_data: Path) -> None:
+def test_text_fits_80_columns_and_names_slow_ranks_and_stages(cli: Cli, shared_data: Path) -> None:
     completed = cli("whatif", shared_data / "whatif" / "trace-AR.parquet", "--price-per-gpu-hour", "2.5", env={"COLUMNS": "80"})
     lines = completed.stdout.splitlines()
     assert lines[0] == "SLOWDOWN 1.97x"
@@ -31,14 +31,14 @@ def test_text_fits_and_names_what_there_is(cli: Cli, shared_data: Path) -> None:
     assert {line.split("  ")[0] for line in lines} >= {"without", "data-parallel rank", "stage", "operation"}
 
 
-def test_steps_are_left_out_of_the_json_unless_asked_for(cli: Cli, shared_data: Path) -> None:
+def test_json_omits_steps_by_default(cli: Cli, shared_data: Path) -> None:
     report = json.loads(cli("whatif", shared_data / "whatif" / "trace-ST.parquet", "--format", "json").stdout)
     assert report["steps"] is None
     assert {row["slowdown_per_step"] for row in report["by_rank"]} == {None}
 
 
 @pytest.mark.parametrize("name", ["nowhere.parquet", "nowhere", "empty.parquet", "other.parquet", "folder"])
-def test_bad_input_is_one_line_and_status_3(cli: Cli, tmp_path: Path, name: str) -> None:
+def test_unusable_input_is_a_one_line_error_with_status_3(cli: Cli, tmp_path: Path, name: str) -> None:
     (tmp_path / "empty.parquet").write_bytes(b"")
     (tmp_path / "folder").mkdir()
     pq.write_table(pa.table({"a": [1]}), tmp_path / "other.parquet")

@@ -97,7 +97,7 @@ def pages_of(source: DiskRuns, run_id: str, other: str) -> Iterator[tuple[str, l
 @pytest.mark.slow
 @pytest.mark.sampled(30)
 @pytest.mark.parametrize("name", BAD_RUNS)
-def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
+def test_every_page_of_a_bad_run_renders_without_internal_errors(
     tmp_path: Path, write_run: WriteRun, caplog: pytest.LogCaptureFixture, name: str
 ) -> None:
     run = write_run(tmp_path / "runs" / "bad", steps=32)
@@ -117,7 +117,7 @@ def test_every_page_of_a_bad_run_is_there_and_nothing_is_our_fault(
 @pytest.mark.parametrize(
     "name", ["clock at the end", "clock before 1970", "1e308", "Infinity", "windows too large", "collectives at the end"]
 )
-def test_a_run_that_is_replayed_comes_to_its_end_whatever_its_clocks_say(tmp_path: Path, write_run: WriteRun, name: str) -> None:
+def test_replayed_run_ends_despite_bad_timestamps(tmp_path: Path, write_run: WriteRun, name: str) -> None:
     run = write_run(tmp_path / "run", steps=32)
     BAD_RUNS[name](run)
     now_ns = time.time_ns()
@@ -190,7 +190,7 @@ def source(tmp_path: Path, write_run: WriteRun) -> DiskRuns:
 
 
 @pytest.mark.slow
-def test_markup_in_a_run_is_text_in_every_figure(source: DiskRuns) -> None:
+def test_markup_in_a_run_is_escaped_in_every_figure(source: DiskRuns) -> None:
     names = set()
     for name, drawn in (figure for _, figures in pages_of(source, "a", "b") for figure in figures):
         names.add(name)
@@ -202,7 +202,7 @@ def test_markup_in_a_run_is_text_in_every_figure(source: DiskRuns) -> None:
     assert len(names) > 20
 
 
-def test_markup_in_a_run_is_text_in_its_report(source: DiskRuns) -> None:
+def test_markup_in_a_run_is_escaped_in_its_report(source: DiskRuns) -> None:
     made = report(RunData(source, source.summary("a")), PageState(), made_unix_ns=0, on_progress=lambda _: None)
     assert made.faults == []
     assert b"&lt;a href=x&gt;" in made.file

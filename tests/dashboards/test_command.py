@@ -33,7 +33,7 @@ def get(url: str) -> tuple[int, str]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_it_serves_every_script_until_it_is_told_to_stop(tmp_path: Path, number: signal.Signals) -> None:
+def test_dashboard_serves_every_script_until_a_stop_signal(tmp_path: Path, number: signal.Signals) -> None:
     with serving(tmp_path) as (process, url), contextlib.ExitStack() as silent:
         for _ in range(20):  # as browsers open them in advance
             silent.enter_context(socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2]))))
@@ -54,7 +54,7 @@ def test_it_serves_every_script_until_it_is_told_to_stop(tmp_path: Path, number:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) -> None:
+def test_dashboard_stops_silently_while_a_worker_is_busy(number: signal.Signals) -> None:
     # given a worker in the middle of a long request
     script = (
         "import socket, sys, time, dash; from rankscope.dashboards.web.server import serve\n"
@@ -84,7 +84,7 @@ def test_it_stops_without_a_word_while_a_worker_is_busy(number: signal.Signals) 
 
 
 @pytest.mark.slow
-def test_a_path_that_is_no_folder_ends_with_status_3(tmp_path: Path, cli: Cli) -> None:
+def test_path_without_a_folder_is_a_one_line_error(tmp_path: Path, cli: Cli) -> None:
     (tmp_path / "file").write_text("")
     for path, reason in ((tmp_path / "nothing", "no such file or folder"), (tmp_path / "file", "not a folder")):
         error = one_line_error(cli("dashboard", path))
@@ -94,7 +94,7 @@ def test_a_path_that_is_no_folder_ends_with_status_3(tmp_path: Path, cli: Cli) -
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [".", pytest.param("run", marks=pytest.mark.full)])
-def test_a_folder_one_may_not_look_into_ends_with_status_3(tmp_path: Path, without_privilege: list[str], name: str) -> None:
+def test_unreadable_folder_is_a_one_line_error(tmp_path: Path, without_privilege: list[str], name: str) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0)
     command = [*without_privilege, sys.executable, "-m", "rankscope", "dashboard", str(locked / name), "--listen", "127.0.0.1:0"]
@@ -103,7 +103,7 @@ def test_a_folder_one_may_not_look_into_ends_with_status_3(tmp_path: Path, witho
 
 
 @pytest.mark.slow
-def test_a_port_in_use_is_one_line(tmp_path: Path, cli: Cli) -> None:
+def test_port_in_use_is_a_one_line_error(tmp_path: Path, cli: Cli) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
@@ -113,7 +113,7 @@ def test_a_port_in_use_is_one_line(tmp_path: Path, cli: Cli) -> None:
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:8050", ":8050", "[::]:8050", "192.0.2.1:80", "example.org:80"])
-def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: Path, address: str, cli: Cli) -> None:
+def test_public_address_without_authentication_is_a_usage_error(tmp_path: Path, address: str, cli: Cli) -> None:
     completed = cli("dashboard", tmp_path, "--listen", address)
     assert completed.returncode == 2
     for way_out in ("--token-file FILE", "--trusted-proxy-header NAME", "openssl rand", "SSH tunnel"):
@@ -137,7 +137,7 @@ def test_other_machines_are_let_in_only_when_it_is_known_who_may_read(tmp_path: 
         (["--allow-host", f"{'a' * 64}.example"], "not a host's name"),
     ],
 )
-def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, options: list[str], message: str, cli: Cli) -> None:
+def test_incomplete_access_options_are_usage_errors(tmp_path: Path, options: list[str], message: str, cli: Cli) -> None:
     (tmp_path / "token").write_text(TOKEN)
     completed = cli("dashboard", tmp_path, *(str(tmp_path / "token") if option == "TOKEN" else option for option in options))
     assert completed.returncode == 2
@@ -148,14 +148,14 @@ def test_who_may_see_it_is_said_in_full_or_it_does_not_start(tmp_path: Path, opt
 @pytest.mark.parametrize(
     "url", ["", "ui.perfetto.dev", "ftp://perfetto.example", "javascript:alert(1)", "https://me@perfetto.example"]
 )
-def test_an_address_that_is_not_of_a_web_page_is_refused(tmp_path: Path, url: str, cli: Cli) -> None:
+def test_invalid_perfetto_url_is_a_usage_error(tmp_path: Path, url: str, cli: Cli) -> None:
     completed = cli("dashboard", tmp_path, "--perfetto-url", url)
     assert completed.returncode == 2
     assert "--perfetto-url" in completed.stderr
 
 
 @pytest.mark.parametrize("secret", ["hunter2", "a" * 64, "two words of many letters in all"])
-def test_a_weak_token_is_refused_and_not_shown(tmp_path: Path, secret: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weak_token_is_refused_and_not_printed(tmp_path: Path, secret: str, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "token").write_text(f"{secret}\n")
     from_file = cli("dashboard", tmp_path, "--token-file", tmp_path / "token")
     monkeypatch.setenv("RANKSCOPE_DASHBOARD_TOKEN", secret)
@@ -167,18 +167,18 @@ def test_a_weak_token_is_refused_and_not_shown(tmp_path: Path, secret: str, cli:
         assert secret not in error
 
 
-def test_an_empty_token_is_none_that_was_forgotten(tmp_path: Path, cli: Cli) -> None:
+def test_empty_token_is_an_error(tmp_path: Path, cli: Cli) -> None:
     assert "RANKSCOPE_DASHBOARD_TOKEN" in one_line_error(cli("dashboard", tmp_path, env={"RANKSCOPE_DASHBOARD_TOKEN": ""}))
 
 
-def test_a_token_file_that_is_not_there_is_one_line(tmp_path: Path, cli: Cli) -> None:
+def test_missing_token_file_is_a_one_line_error(tmp_path: Path, cli: Cli) -> None:
     error = one_line_error(cli("dashboard", tmp_path, "--token-file", tmp_path / "nothing"))
     assert f"{tmp_path / 'nothing'}: No such file or directory" in error
     assert "--token-file" in error
 
 
 @pytest.mark.slow
-def test_a_session_is_known_to_every_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_login_session_is_valid_for_later_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RANKSCOPE_DASHBOARD_TOKEN", TOKEN)
     with serving(tmp_path) as (process, url):
         # the token is not in the command line, which other users can read
@@ -193,7 +193,7 @@ def test_a_session_is_known_to_every_request(tmp_path: Path, monkeypatch: pytest
 
 
 @pytest.mark.parametrize("address", ["8050", "127.0.0.1", "127.0.0.1:99999", "::1:80", "localhost:http", ""])
-def test_a_malformed_address_is_a_usage_error(tmp_path: Path, address: str, cli: Cli) -> None:
+def test_malformed_listen_address_is_a_usage_error(tmp_path: Path, address: str, cli: Cli) -> None:
     completed = cli("dashboard", tmp_path, "--listen", address)
     assert completed.returncode == 2
     assert "HOST:PORT" in completed.stderr
@@ -203,7 +203,7 @@ ROOT = Path(__file__).resolve().parents[2]
 DOCKERFILE = ROOT / "dashboards" / "docker" / "Dockerfile"
 
 
-def test_the_images_command_line_extras_and_sources_exist() -> None:
+def test_command_extras_and_sources_of_the_container_image_exist() -> None:
     text = DOCKERFILE.read_text()
     (arguments,) = (json.loads(line) for line in re.findall(r"^CMD (\[.*\])$", text, re.MULTILINE))
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -224,13 +224,13 @@ def loaded_after(statement: str) -> set[str]:
 
 
 @pytest.mark.slow
-def test_the_app_and_its_server_never_load_torch() -> None:
+def test_app_and_server_do_not_import_torch() -> None:
     loaded = loaded_after("import rankscope.dashboards.app, rankscope.dashboards.web.server, rankscope.dashboards.store.disk")
     assert "dash" in loaded
     assert "torch" not in loaded
 
 
 @pytest.mark.slow
-def test_the_command_is_imported_without_its_extra() -> None:
+def test_command_module_imports_without_the_dashboards_extra() -> None:
     loaded = loaded_after("import rankscope.dashboards.commands")
     assert loaded.isdisjoint({"dash", "plotly", "flask", "numpy", "gunicorn"})

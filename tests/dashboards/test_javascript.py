@@ -20,14 +20,14 @@ def run(command: list[str], folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=300, check=False)
 
 
-def test_the_scripts_do_what_they_say(require_program: Callable[[str], str]) -> None:
+def test_javascript_tests_pass(require_program: Callable[[str], str]) -> None:
     completed = run([require_program("node"), "--test"], HERE)
     assert completed.returncode == 0, completed.stdout + completed.stderr
     assert "# fail 0" in completed.stdout
     assert "# pass 0" not in completed.stdout
 
 
-def test_the_scripts_have_no_lint(require_program: Callable[[str], str], tmp_path: Path) -> None:
+def test_javascript_has_no_lint_errors(require_program: Callable[[str], str], tmp_path: Path) -> None:
     for name in ("package.json", "package-lock.json", "eslint.config.mjs"):
         shutil.copy(HERE / name, tmp_path)
     installed = run([require_program("npm"), "ci", "--no-audit", "--no-fund", "--ignore-scripts"], tmp_path)

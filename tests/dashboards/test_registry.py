@@ -24,7 +24,7 @@ from rankscope.dashboards.registry import SITE, VIEWS
 from rankscope.dashboards.store.disk import DiskRuns
 
 
-def test_no_two_figures_or_tables_of_a_run_have_the_same_name(memory_runs: MemoryRuns) -> None:
+def test_names_of_figures_and_tables_of_a_run_are_unique(memory_runs: MemoryRuns) -> None:
     run = page_blocks.run_of(memory_runs)
     names: list[str] = []
     for view in VIEWS:
@@ -37,7 +37,7 @@ def test_no_two_figures_or_tables_of_a_run_have_the_same_name(memory_runs: Memor
 
 
 @pytest.mark.parametrize("pages", [VIEWS, SITE])
-def test_every_page_has_an_address_of_its_own(pages: Any) -> None:
+def test_every_page_has_a_unique_url(pages: Any) -> None:
     addresses = [getattr(page, "slug", None) or getattr(page, "path", "") for page in pages]
     assert len(addresses) == len(set(addresses))
 
@@ -84,7 +84,7 @@ def content(block: Any) -> str:
         return str(error)
 
 
-def test_every_field_has_another_value() -> None:
+def test_every_state_field_has_a_non_default_test_value() -> None:
     assert set(OTHER) == {field.name for field in fields(PageState)}
     assert all(getattr(PageState().with_field(name, text), name) != getattr(PageState(), name) for name, text in OTHER.items())
 
@@ -107,14 +107,16 @@ def check(view: View, source: Any, expected: int) -> None:
 @pytest.mark.parametrize(
     "view", [item for item in VIEWS if item.slug in ("ranks", "overlap", "delays")], ids=lambda view: view.slug or "overview"
 )
-def test_what_does_not_declare_a_field_does_not_depend_on_it(view: View, memory_runs: Any) -> None:
+def test_block_depends_only_on_its_declared_state_fields(view: View, memory_runs: Any) -> None:
     memory_runs.put(host_analysis(), host_table())
     check(view, memory_runs, 2)
 
 
 @pytest.mark.full
 @pytest.mark.parametrize("view", VIEWS, ids=lambda view: view.slug or "overview")
-def test_of_a_recorded_run_neither(view: View, tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_block_of_a_recorded_run_depends_only_on_declared_fields(
+    view: View, tmp_path: Path, write_run: Callable[..., Path]
+) -> None:
     run = write_run(tmp_path / "run")
     write_samples(run, "node-1", samples_of(2), samples_of(3))
     check(view, DiskRuns(run), 2)

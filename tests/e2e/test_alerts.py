@@ -135,7 +135,7 @@ def first(chain: Chain, services: Services, condition: Callable[[dict[str, Any]]
 
 
 @pytest.mark.alone  # beside other tests the few steps of a capture may show no straggler, or another cause
-def test_a_straggler_is_measured_alerted_captured_and_told_with_its_cause(
+def test_straggler_is_measured_alerted_captured_and_delivered_with_cause(
     chain: tuple[Chain, Services], capsys: pytest.CaptureFixture[str]
 ) -> None:
     links, services = chain

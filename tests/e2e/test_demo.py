@@ -28,7 +28,7 @@ PARTS = ["exporter", "receiver", "training", "recording", "verdict", "metrics", 
 @pytest.mark.full
 @pytest.mark.alone  # beside other tests a rank really waits for a processor, which is another cause
 @pytest.mark.parametrize("fault", ["input:2", "host:1", "backward:3", "imbalance:0", "none"])
-def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_process: Cli, tmp_path: Path, fault: str) -> None:
+def test_each_planted_fault_is_found_shown_and_alerted(cli_process: Cli, tmp_path: Path, fault: str) -> None:
     done = cli_process("demo", "--once", "--fault", fault, "--run-dir", tmp_path / "run", "--format", "json", timeout=540)
     assert done.stdout, done.stderr
     report = json.loads(done.stdout)
@@ -47,7 +47,7 @@ def test_each_fault_is_found_shown_and_alerted_and_nothing_is_made_up(cli_proces
     assert listed["kind"] == report["verdict"]["kind"]
 
 
-def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: Cli, tmp_path: Path) -> None:
+def test_demo_refuses_an_unknown_fault_or_an_existing_folder(cli_process: Cli, tmp_path: Path) -> None:
     wrong = cli_process("demo", "--once", "--fault", "gremlins:2")
     assert wrong.returncode == 2
     assert "input:R" in wrong.stderr
@@ -56,7 +56,7 @@ def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: C
     assert str(tmp_path) in taken.stderr
 
 
-def test_a_demo_whose_run_cannot_be_recorded_reports_every_part(cli_process: Cli, tmp_path: Path) -> None:
+def test_demo_that_cannot_record_reports_every_part(cli_process: Cli, tmp_path: Path) -> None:
     # Given a file in the place of the parent folder
     (tmp_path / "file").touch()
     demo = cli_process("demo", "--once", "--format", "json", "--run-dir", tmp_path / "file" / "run")
@@ -120,7 +120,7 @@ def descendants(pid: int) -> set[int]:
 
 
 @pytest.mark.full
-def test_a_user_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
+def test_browser_shows_the_straggler_and_ctrl_c_stops_every_process(
     browser: Browser, live_demo: tuple[subprocess.Popen[str], dict[str, str]]
 ) -> None:
     process, urls = live_demo
@@ -153,7 +153,7 @@ def test_a_user_sees_the_straggler_in_a_browser_and_ctrl_c_leaves_nothing(
 
 
 @pytest.mark.full
-def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
+def test_servers_of_a_killed_demo_exit(tmp_path: Path) -> None:
     # given a demo whose servers run and whose ranks train
     with subprocess.Popen(
         [sys.executable, "-m", "rankscope", "demo", "--once", "--run-dir", str(tmp_path / "run")],
@@ -176,7 +176,7 @@ def test_a_killed_demo_takes_its_servers_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("fault", ["gremlins:2", "input:", "input:-1", "none:x", ""])
-def test_the_script_itself_plants_what_it_knows_and_not_silently_nothing(fault: str) -> None:
+def test_training_script_rejects_unknown_faults(fault: str) -> None:
     from rankscope.cli.demo import train
 
     assert train.planted("input:2") == ("input", 2)
@@ -185,7 +185,7 @@ def test_the_script_itself_plants_what_it_knows_and_not_silently_nothing(fault: 
         train.planted(fault)
 
 
-def test_the_command_accepts_what_the_script_plants() -> None:
+def test_demo_command_accepts_every_fault_of_the_script() -> None:
     from rankscope.cli.demo import train
 
     assert set(EXPECTATIONS) == set(train.FAULTS)

@@ -23,19 +23,19 @@ COMMANDS = [line.partition(" #")[0].strip() for block in BLOCKS for line in bloc
 TABLE_HEAD = next(line for line in README.splitlines() if line.startswith("rank  host  compute"))
 
 
-def test_the_first_commands_are_make_demo_and_make_test_and_exist() -> None:
+def test_first_commands_are_make_demo_and_make_test() -> None:
     assert COMMANDS[:2] == ["make demo", "make test"]
     for command in COMMANDS[:2]:
         assert subprocess.run([*command.split(), "-n"], cwd=ROOT, capture_output=True, check=False).returncode == 0
 
 
-def test_every_link_to_a_file_has_one() -> None:
+def test_every_file_link_has_a_target() -> None:
     links = [link.partition("#")[0] for link in re.findall(r"\]\(([^)]+)\)", README) if "://" not in link]
     assert links
     assert [link for link in links if not (ROOT / link).is_file()] == []
 
 
-def test_every_extra_that_is_named_exists() -> None:
+def test_every_named_extra_exists() -> None:
     import tomllib
 
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
@@ -105,7 +105,7 @@ TUTORIAL_COMMANDS = [line for block in re.findall(r"```sh\n(.*?)```", TUTORIAL, 
 @pytest.mark.alone
 @pytest.mark.timeout(600)
 @pytest.mark.usefixtures("require_torch")
-def test_the_tutorial_leads_to_the_slow_rank_and_to_its_mending(tmp_path: Path) -> None:
+def test_tutorial_finds_the_slow_rank_and_its_fix(tmp_path: Path) -> None:
     # given the tutorial's script and nothing else
     (script,) = re.findall(r"```python\n(.*?)```", TUTORIAL, re.DOTALL)
     (tmp_path / "train.py").write_text(script)

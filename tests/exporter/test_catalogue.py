@@ -40,7 +40,7 @@ def test_names_follow_the_conventions() -> None:
     assert len({row.name.removesuffix("_total") for row in CATALOGUE}) == len(CATALOGUE)
 
 
-def test_every_collector_brings_something_and_says_what() -> None:
+def test_every_collector_has_metrics_and_a_description() -> None:
     brought = {row.collector for row in CATALOGUE} - {"exporter"}
     assert brought == COLLECTORS.keys()
     for collector in COLLECTORS.values():
@@ -88,7 +88,7 @@ def node(fake_nvml_library: Path, tmp_path: Path) -> FakeDriver:
 
 
 @pytest.mark.slow
-def test_page_and_catalogue_have_the_same_metrics_with_the_same_labels(
+def test_page_and_catalogue_have_the_same_metrics_and_labels(
     start_exporter: StartExporter, node: FakeDriver, tmp_path: Path
 ) -> None:
     # given a node with data for every metric that the fake driver can show
@@ -145,14 +145,14 @@ def test_every_option_and_every_reason_is_documented() -> None:
 
 
 @pytest.mark.slow
-def test_the_commands_of_the_documentation_work(cli: Cli, tmp_path: Path) -> None:
+def test_documented_commands_work(cli: Cli, tmp_path: Path) -> None:
     commands = re.findall(r"^rankscope (exporter .*--once)", (DOCS / "exporter.md").read_text(), flags=re.MULTILINE)
     assert commands
     for line in commands:
         assert cli(*shlex.split(line), "--spool", tmp_path / "spool").returncode == 0
 
 
-def test_reading_the_tables_loads_no_server_and_no_driver() -> None:
+def test_catalogue_import_loads_no_server_and_no_driver() -> None:
     script = (
         "import sys, rankscope.exporter.catalogue, rankscope.exporter.commands, rankscope.exporter.xids; "
         "print([name for name in ('torch', 'pynvml', 'uvicorn', 'h11', 'bcrypt', 'prometheus_client') if name in sys.modules])"
@@ -213,7 +213,7 @@ def test_a_gpu_with_every_error_and_a_job_stays_within_the_series_budget(
 # The table of Xids
 
 
-def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None:
+def test_every_xid_has_a_meaning_and_actionable_xids_an_action() -> None:
     assert list(XIDS) == sorted(XIDS)
     for xid in XIDS.values():
         assert xid.meaning.endswith("."), xid
@@ -223,24 +223,24 @@ def test_every_code_is_explained_and_what_asks_for_an_action_names_one() -> None
     assert SOURCE.url.startswith("https://docs.nvidia.com/")
 
 
-def test_the_well_known_ones_are_where_everybody_expects_them() -> None:
+def test_well_known_xids_are_classified_correctly() -> None:
     assert {48, 64, 74, 79, 94, 95, 119, 120, 140} <= set(ACTIONABLE)
     assert not {13, 31, 43, 45, 63} & set(ACTIONABLE)
     assert XIDS[FALLEN_OFF_THE_BUS].action == "reboot"
 
 
-def test_the_codes_of_new_generations_are_known() -> None:
+def test_xids_of_new_generations_are_listed() -> None:
     assert set(range(143, 177)) <= set(XIDS)
     assert set(range(144, 151)) == GRADED
     assert {XIDS[code].actionable for code in (167, 169, 173)} == {True}
     assert {xid.source for xid in XIDS.values()} == SOURCES.keys()
 
 
-def test_there_are_few_that_are_series_of_every_gpu() -> None:
+def test_critical_xids_are_few_and_actionable() -> None:
     assert len(CRITICAL) < 20
     assert all(xid.actionable for xid in XIDS.values() if xid.critical)
 
 
-def test_the_metrics_are_in_the_catalogue_with_their_labels() -> None:
+def test_xid_metrics_have_the_expected_labels() -> None:
     assert BY_NAME["gpu_xid_errors_total"].labels == ("uuid", "xid", "severity")
     assert BY_NAME["nvswitch_sxid_errors_total"].labels == ("pci_bus_id", "sxid", "severity")

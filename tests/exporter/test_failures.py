@@ -26,7 +26,7 @@ pytestmark = pytest.mark.slow  # each starts real processes, or waits
 FIRST, SECOND = uuid_of(0), uuid_of(1)
 
 
-def test_values_follow_the_driver_and_end_while_a_gpu_is_lost(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
+def test_values_follow_the_driver_and_are_absent_for_a_lost_gpu(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.slow("nvmlDeviceGetTemperature", 50)
     exporter = start_exporter(env=fake_nvml.env, prelude=IMPATIENT)
     assert exporter.values("gpu_power_watts", uuid=SECOND) == [251.25]
@@ -54,7 +54,7 @@ def test_values_follow_the_driver_and_end_while_a_gpu_is_lost(start_exporter: St
     assert exporter.values("gpu_temperature_celsius", uuid=FIRST) == []
 
 
-def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
+def test_hung_call_affects_only_one_gpu(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     exporter = start_exporter("--call-timeout", "0.5", env=fake_nvml.env, prelude=IMPATIENT)
     assert exporter.get("/-/ready").status == 200
 
@@ -77,7 +77,7 @@ def test_a_call_that_hangs_costs_that_gpu_only(start_exporter: StartExporter, fa
     exporter.wait_until(lambda: exporter.get("/-/ready").status == 200)
 
 
-def test_a_hanging_driver_does_not_keep_the_exporter_from_ending(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
+def test_hung_driver_does_not_block_exporter_shutdown(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.hang("nvmlInitWithFlags")
     exporter = start_exporter(env=fake_nvml.env, prelude=WITHOUT_FIRST_SAMPLE)
     assert exporter.get("/-/healthy").status == 200
@@ -85,7 +85,7 @@ def test_a_hanging_driver_does_not_keep_the_exporter_from_ending(start_exporter:
     assert exporter.stop(signal.SIGTERM) == 0
 
 
-def test_a_signal_before_the_first_sample_ends_it_as_well(fake_nvml: FakeDriver, tmp_path: Path) -> None:
+def test_signal_before_the_first_sample_ends_the_exporter(fake_nvml: FakeDriver, tmp_path: Path) -> None:
     fake_nvml.hang("nvmlInitWithFlags")
     command = [sys.executable, "-m", "rankscope", "exporter", "--listen", "127.0.0.1:0", "--spool", str(tmp_path / "spool")]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, env={**os.environ, **fake_nvml.env})
@@ -101,7 +101,7 @@ def test_a_signal_before_the_first_sample_ends_it_as_well(fake_nvml: FakeDriver,
         process.communicate()
 
 
-def test_without_a_driver_the_exporter_stays_up(start_exporter: StartExporter, tmp_path: Path) -> None:
+def test_exporter_stays_up_without_a_driver(start_exporter: StartExporter, tmp_path: Path) -> None:
     (tmp_path / "libnvidia-ml.so.1").write_text("no library")
 
     exporter = start_exporter(env={"LD_LIBRARY_PATH": str(tmp_path)})
@@ -115,7 +115,7 @@ def test_without_a_driver_the_exporter_stays_up(start_exporter: StartExporter, t
 
 
 @pytest.mark.parametrize("shadow", ["package", pytest.param("old", marks=pytest.mark.full)])
-def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(cli_process: Cli, tmp_path: Path, shadow: str) -> None:
+def test_unofficial_pynvml_package_is_named_in_the_error(cli_process: Cli, tmp_path: Path, shadow: str) -> None:
     if shadow == "package":
         (tmp_path / "pynvml").mkdir()
         (tmp_path / "pynvml" / "__init__.py").write_text("nvmlMemory_v2 = 1\n")
@@ -129,7 +129,7 @@ def test_the_unofficial_package_in_place_of_nvidia_ml_py_is_named(cli_process: C
     assert "Traceback" not in completed.stderr
 
 
-def test_a_slow_collector_stays_fresh_and_one_that_hangs_does_not() -> None:
+def test_slow_collector_stays_fresh_and_hung_collector_becomes_stale() -> None:
     # given a collector whose passes take many intervals, and a third pass that never ends
     passes = threading.Semaphore(0)
     entered = threading.Semaphore(0)
@@ -173,7 +173,7 @@ def _get(port: int, path: str) -> tuple[int, str]:
         connection.close()
 
 
-def test_a_full_pipe_behind_the_log_stops_nothing(fake_nvml: FakeDriver, tmp_path: Path) -> None:
+def test_full_log_pipe_does_not_block_the_exporter(fake_nvml: FakeDriver, tmp_path: Path) -> None:
     reader, writer = os.pipe()
     fcntl.fcntl(writer, fcntl.F_SETPIPE_SZ, SMALLEST_PIPE)
     command: list[str | Path] = [sys.executable, "-m", "rankscope", "exporter", "--listen", "127.0.0.1:0", "--interval", "0.2"]

@@ -33,7 +33,7 @@ EVERY_COLLECTOR = tuple(f"--collector.{name}" for name in COLLECTORS)
 
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", [(), ("--simulate", "2xH100"), EVERY_COLLECTOR])
-def test_promtool_finds_nothing_to_object_to(
+def test_page_passes_promtool(
     arguments: tuple[str, ...],
     start_exporter: StartExporter,
     node: FakeDriver,
@@ -119,7 +119,7 @@ JOINS = {
 
 
 @pytest.mark.slow
-def test_prometheus_scrapes_both_pages_and_answers_questions(
+def test_prometheus_scrapes_and_queries_both_pages(
     start_exporter: StartExporter, node: FakeDriver, prometheus: Callable[[int], str], tmp_path: Path
 ) -> None:
     # given three GPUs, and two ranks with two metrics that are the same one in OpenMetrics, the format Prometheus requests

@@ -37,7 +37,7 @@ def config(tmp_path: Path) -> Callable[[str], Path]:
     return write
 
 
-def test_a_flag_counts_before_the_environment_and_that_before_the_file(
+def test_flag_overrides_environment_and_environment_overrides_file(
     config: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = (
@@ -54,7 +54,7 @@ def test_a_flag_counts_before_the_environment_and_that_before_the_file(
     assert settings(*file, "--listen", ":3", "--web.listen-address", ":4").listen == (("::", 3), ("::", 4))
 
 
-def test_the_file_itself_and_lists_can_come_from_the_environment(
+def test_config_path_and_lists_can_come_from_the_environment(
     config: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RANKSCOPE_EXPORTER_CONFIG", str(config("expected-gpus = 8")))
@@ -67,7 +67,7 @@ def test_the_file_itself_and_lists_can_come_from_the_environment(
     assert read.collectors == DEFAULTS - {"power"}
 
 
-def test_collectors(config: Callable[[str], Path]) -> None:
+def test_collector_flags_select_collectors(config: Callable[[str], Path]) -> None:
     assert settings().collectors == DEFAULTS
     assert settings("--no-collector.ecc", "--collector.encoder").collectors == DEFAULTS - {"ecc"} | {"encoder"}
     assert settings("--collector.disable-defaults", "--collector.power").collectors == {"gpu", "power"}
@@ -105,7 +105,7 @@ def test_collectors(config: Callable[[str], Path]) -> None:
         ("interval = 1\nhost = node", "(at line 2, column 8)"),
     ],
 )
-def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path], text: str, message: str) -> None:
+def test_configuration_error_names_file_and_cause(config: Callable[[str], Path], text: str, message: str) -> None:
     path = config(text)
 
     with pytest.raises(InputError) as caught:
@@ -137,7 +137,7 @@ def test_a_mistake_in_the_file_says_where_and_what(config: Callable[[str], Path]
         (["resume", ""], "GPU is empty"),
     ],
 )
-def test_wrong_usage_is_status_2_and_says_what_would_be_right(cli: Cli, arguments: list[str], message: str) -> None:
+def test_usage_error_has_status_2_and_shows_the_valid_choice(cli: Cli, arguments: list[str], message: str) -> None:
     completed = cli("exporter", *arguments)
 
     assert completed.returncode == 2
@@ -148,7 +148,7 @@ def test_wrong_usage_is_status_2_and_says_what_would_be_right(cli: Cli, argument
     ("variable", "value", "message"),
     [("EXPECTED_GPUS", "eight", "'eight' is not a whole number"), ("OTLP", "maybe", "'maybe' is not true or false")],
 )
-def test_a_mistake_in_a_variable_names_the_variable(
+def test_invalid_variable_is_named_in_the_error(
     cli: Cli, monkeypatch: pytest.MonkeyPatch, variable: str, value: str, message: str
 ) -> None:
     monkeypatch.setenv(f"RANKSCOPE_EXPORTER_{variable}", value)
@@ -160,7 +160,7 @@ def test_a_mistake_in_a_variable_names_the_variable(
     assert f"RANKSCOPE_EXPORTER_{variable}" in completed.stderr
 
 
-def test_a_variable_that_is_no_option_is_told_once(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_unknown_variable_is_reported_once(cli: Cli, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("RANKSCOPE_EXPORTER_EXPECTED_GPU", "8")
 
     completed = cli("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool")
@@ -171,13 +171,13 @@ def test_a_variable_that_is_no_option_is_told_once(cli: Cli, monkeypatch: pytest
     assert "did you mean RANKSCOPE_EXPORTER_EXPECTED_GPUS?" in completed.stderr
 
 
-def test_the_level_and_the_format_of_the_log_are_words_in_any_case() -> None:
+def test_log_level_and_format_are_case_insensitive() -> None:
     read = settings("--log.level", "WARNING", "--log.format", "JSON")
 
     assert (read.log_level, read.log_format) == ("warning", "json")
 
 
-def test_settings_are_called_as_their_options_are() -> None:
+def test_setting_names_match_option_names() -> None:
     written = {name for param in exporter.params for name in (*param.opts, *param.secondary_opts)}
 
     names = option_names()
@@ -185,7 +185,7 @@ def test_settings_are_called_as_their_options_are() -> None:
     assert {names[field.name] for field in dataclasses.fields(ExporterSettings)} <= written | {"--collector.…"}
 
 
-def test_a_file_that_cannot_be_read_is_status_3(cli: Cli, tmp_path: Path) -> None:
+def test_unreadable_configuration_exits_with_status_3(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "latin").write_bytes(b"host = '\xe9'")
     for path, item in ((tmp_path / "nothing", "No such file"), (tmp_path, "Is a directory"), (tmp_path / "latin", "UTF-8")):
         completed = cli("exporter", "--once", "--config", path)
@@ -207,7 +207,9 @@ def test_help_names_every_collector_and_section(cli: Cli) -> None:
 
 
 @pytest.mark.slow
-def test_a_forgotten_gpu_is_not_missed(start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path) -> None:
+def test_forgotten_gpu_is_not_reported_missing(
+    start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path
+) -> None:
     first = start_exporter(env=fake_nvml.env)
     first.wait_until(lambda: first.values("gpu_up") == [1.0, 1.0])
     assert first.stop(signal.SIGTERM) == 0
@@ -225,7 +227,7 @@ def test_a_forgotten_gpu_is_not_missed(start_exporter: StartExporter, fake_nvml:
     last.wait_until(lambda: last.values("gpu_up") == [1.0])
 
 
-def test_sighup_reads_again_what_can_change_and_says_what_cannot(
+def test_sighup_reloads_settings_and_warns_about_fixed_settings(
     start_exporter: StartExporter, config: Callable[[str], Path]
 ) -> None:
     running = start_exporter("--simulate", "1", "--config", config('log.format = "logfmt"'))

@@ -59,7 +59,7 @@ def test_simulated_gpus_are_plausible(spec: str) -> None:
                 assert values[f"gpu_{part}_min_ratio"] <= values[f"gpu_{part}_ratio"] <= values[f"gpu_{part}_max_ratio"]
 
 
-def test_a_simulated_h100_has_every_default_metric_and_says_what_it_lacks() -> None:
+def test_simulated_h100_has_or_lists_as_absent_every_default_metric() -> None:
     default = {
         row.name
         for row in CATALOGUE
@@ -75,7 +75,7 @@ def test_a_simulated_h100_has_every_default_metric_and_says_what_it_lacks() -> N
         assert ("uuid", *(name for name, _ in reading.labels)) == BY_NAME[reading.metric].labels
 
 
-def test_before_hopper_there_is_no_activity() -> None:
+def test_simulated_gpu_before_hopper_has_no_gpm_activity() -> None:
     (gpu,) = _samples(_at(5, "1xA100"))
 
     absent = {reading.metric for reading in gpu.absent if reading.reason == "before_hopper"}
@@ -129,11 +129,11 @@ def test_a_simulated_gpu_can_be_released(name: Callable[..., str]) -> None:
         fleet.release("GPU-unknown", ttl_s=1)
 
 
-def test_a_model_may_be_written_in_any_case() -> None:
+def test_model_name_is_case_insensitive() -> None:
     assert parse_simulation("8xh100") == parse_simulation("8xH100")
 
 
 @pytest.mark.parametrize("text", ["", "0", "65", "8x", "8xB9000", "xH100", "-1", "8 x H100", "1e3"])
-def test_what_cannot_be_simulated_is_refused_with_what_can(text: str) -> None:
+def test_unknown_simulation_is_refused_with_the_valid_models(text: str) -> None:
     with pytest.raises(ValueError, match=r"8xH100|known are A100, H100, H200"):
         parse_simulation(text)

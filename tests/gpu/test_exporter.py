@@ -33,7 +33,7 @@ def of_gpu(page: Series, metric: str, uuid: str) -> list[float]:
     return [value for (name, labels), value in page.items() if name == metric and ("uuid", uuid) in labels]
 
 
-def test_the_exporter_publishes_every_real_gpu_and_simulates_none(cli_process: Cli, gpu_count: int) -> None:
+def test_exporter_publishes_every_real_gpu_and_simulates_none(cli_process: Cli, gpu_count: int) -> None:
     page = cli_process("exporter", "--once").stdout
     assert len(re.findall(r"^gpu_up\{[^}]*\} 1(?:\.0)?$", page, re.MULTILINE)) == gpu_count
     assert len(re.findall(r"^gpu_temperature_celsius\{", page, re.MULTILINE)) >= gpu_count
@@ -41,7 +41,7 @@ def test_the_exporter_publishes_every_real_gpu_and_simulates_none(cli_process: C
     assert "rankscope_exporter_simulated 0" in page
 
 
-def test_what_does_not_change_is_what_the_driver_says(page: Series) -> None:
+def test_static_gpu_metrics_match_nvml(page: Series) -> None:
     nvml = load_nvml()
     nvml.nvmlInit()
     try:
@@ -59,7 +59,7 @@ def test_what_does_not_change_is_what_the_driver_says(page: Series) -> None:
         nvml.nvmlShutdown()
 
 
-def test_every_metric_is_there_or_explained(page: Series) -> None:
+def test_every_metric_is_exported_or_explained(page: Series) -> None:
     shown = {name for name, _ in page}
     explained = {dict(labels)["metric"]: dict(labels)["reason"] for name, labels in page if name == "gpu_metric_absent_info"}
     default = {
@@ -73,7 +73,7 @@ def test_every_metric_is_there_or_explained(page: Series) -> None:
     assert explained.keys() <= BY_NAME.keys()
 
 
-def test_activity_follows_the_work(cli_process: Cli, page: Series, tmp_path: Path) -> None:
+def test_activity_metrics_follow_the_load(cli_process: Cli, page: Series, tmp_path: Path) -> None:
     pytest.importorskip("torch", reason="work for the GPU comes from torch")
     if not any(name == "gpu_sm_active_ratio" for name, _ in page):
         pytest.skip("no GPU here counts its activity (GPM needs Hopper or newer)")

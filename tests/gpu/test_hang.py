@@ -23,9 +23,7 @@ JOB = Path(__file__).parents[1] / "profiler" / "jobs" / "hung.py"
 
 
 @pytest.mark.timeout(600)
-def test_a_rank_that_never_comes_is_named_while_the_others_wait(
-    cli_process: Cli, free_port: Callable[[], int], tmp_path: Path
-) -> None:
+def test_absent_rank_is_named_while_the_others_wait(cli_process: Cli, free_port: Callable[[], int], tmp_path: Path) -> None:
     run = tmp_path / "run"
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(JOB)]
     recorded = [sys.executable, "-m", "rankscope", "run", "--run-dir", str(run), "--window-steps", "0", "--no-verdict", "--"]
@@ -58,7 +56,7 @@ def launch(run: Path, ranks: int, *args: str) -> subprocess.Popen[str]:
 
 
 @pytest.mark.timeout(600)
-def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -> None:
+def test_nccl_flight_recorder_is_dumped_on_request(cli_process: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = launch(run, 1)
     try:
@@ -74,7 +72,7 @@ def test_nccl_writes_its_recorder_on_request(cli_process: Cli, tmp_path: Path) -
 
 
 @pytest.mark.timeout(600)
-def test_what_the_watchdog_writes_before_it_ends_the_job_is_in_the_run(tmp_path: Path) -> None:
+def test_nccl_watchdog_dumps_are_kept_in_the_run(tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = launch(run, 2, "--timeout", "20")
     _, output = job.communicate(timeout=500)

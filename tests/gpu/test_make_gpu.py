@@ -22,7 +22,7 @@ def script() -> Any:
 @pytest.mark.parametrize(
     "case", [(0, "13.0", "no such library"), (8, None, "without CUDA"), (8, "13.0", "driver 570.1")], ids=lambda case: case[2]
 )
-def test_without_a_usable_gpu_it_says_what_it_skips_and_why(
+def test_missing_gpu_is_reported_with_skipped_checks_and_reason(
     script: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: tuple[int, str | None, str]
 ) -> None:
     import torch
@@ -38,7 +38,7 @@ def test_without_a_usable_gpu_it_says_what_it_skips_and_why(
 
 
 @pytest.mark.parametrize("value", [0.9, 1.2])
-def test_with_a_gpu_it_writes_a_result_with_versions_tests_and_budgets(
+def test_gpu_result_has_versions_tests_and_budgets(
     script: Any,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

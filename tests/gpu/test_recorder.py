@@ -71,7 +71,7 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None, memory
 """
 
 
-def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot_with_its_lines(tmp_path: Path) -> None:
+def test_out_of_memory_rank_leaves_a_snapshot_with_stack_frames(tmp_path: Path) -> None:
     (tmp_path / "job.py").write_text(OUT_OF_MEMORY)
     command = [sys.executable, "job.py", "run"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False)
@@ -90,7 +90,7 @@ def recorded(run_dir: Path, kind: str) -> tuple[list[StepRecord], dict[str, floa
     return list(RunReader(run_dir).steps(0, 0)), json.loads(ended.stdout)
 
 
-def test_device_times_are_of_the_device_and_the_host_never_waits_for_them(tmp_path: Path) -> None:
+def test_device_times_are_recorded_without_blocking_the_host(tmp_path: Path) -> None:
     records, truth = recorded(tmp_path / "run", "plain")
     assert [row.step for row in records] == list(range(STEPS))
     # The first step opens the recording, the device may not have finished the last ones when it ends, and if marks cost much for
@@ -113,7 +113,7 @@ def test_device_times_are_of_the_device_and_the_host_never_waits_for_them(tmp_pa
     assert all(row.resident_bytes for row in records if row.allocated_bytes)
 
 
-def test_a_graph_is_captured_as_without_recording(tmp_path: Path) -> None:
+def test_cuda_graph_capture_works_while_recording(tmp_path: Path) -> None:
     records, _ = recorded(tmp_path / "run", "captured")
     assert [row.step for row in records] == list(range(STEPS))
     assert records[20].device_us is None, "nothing was asked of the device while it was captured"

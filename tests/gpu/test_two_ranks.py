@@ -48,7 +48,7 @@ class TwoRankJob:
 
 
 @pytest.mark.timeout(600)
-def test_the_late_rank_waits_less_and_needs_more_for_itself(tmp_path: Path) -> None:
+def test_late_rank_has_more_own_time(tmp_path: Path) -> None:
     job = TwoRankJob(tmp_path, "--late")
     own = []
     for rank in RANKS:
@@ -63,7 +63,7 @@ def test_the_late_rank_waits_less_and_needs_more_for_itself(tmp_path: Path) -> N
 
 
 @pytest.mark.timeout(600)
-def test_a_window_has_the_same_steps_and_the_same_work_on_both_ranks(tmp_path: Path) -> None:
+def test_window_has_the_same_steps_and_kernels_on_both_ranks(tmp_path: Path) -> None:
     job = TwoRankJob(tmp_path, windows=(20, 3))
     assert "window was left out" not in job.stderr
     kernels = []
@@ -84,7 +84,7 @@ def test_a_window_has_the_same_steps_and_the_same_work_on_both_ranks(tmp_path: P
 
 
 @pytest.mark.timeout(600)
-def test_training_on_a_side_stream_has_its_times(tmp_path: Path) -> None:
+def test_training_on_a_side_stream_has_device_times(tmp_path: Path) -> None:
     job = TwoRankJob(tmp_path, "--side-stream")
     for rank in RANKS:
         assert len(job.timed(rank)) >= STEPS / 2
@@ -92,7 +92,7 @@ def test_training_on_a_side_stream_has_its_times(tmp_path: Path) -> None:
 
 
 @pytest.mark.timeout(600)
-def test_thousands_of_waits_in_a_step_make_few_cuda_events(tmp_path: Path) -> None:
+def test_thousands_of_waits_in_a_step_create_few_cuda_events(tmp_path: Path) -> None:
     few, many = TwoRankJob(tmp_path / "few"), TwoRankJob(tmp_path / "many", "--waits", "2000")
     for rank in RANKS:
         assert many.cuda_events[rank] <= few.cuda_events[rank] + 2_000
@@ -101,14 +101,14 @@ def test_thousands_of_waits_in_a_step_make_few_cuda_events(tmp_path: Path) -> No
 
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("captured", [19, 20, 22], ids=["at its start", "inside", "at its end"])
-def test_a_captured_step_at_a_window_works_as_without_recording(tmp_path: Path, captured: int) -> None:
+def test_graph_capture_at_a_profiling_window_works_while_recording(tmp_path: Path, captured: int) -> None:
     job = TwoRankJob(tmp_path, "--capture", str(captured), windows=(20, 3))
     for rank in RANKS:
         assert len(job.steps(rank)) >= STEPS - 2
 
 
 @pytest.mark.timeout(600)
-def test_workers_forked_while_marks_are_on_the_device_do_not_touch_it(tmp_path: Path) -> None:
+def test_forked_data_workers_do_not_touch_the_device(tmp_path: Path) -> None:
     job = TwoRankJob(tmp_path, "--workers", "1")
     assert "CUDA error" not in job.stderr
     for rank in RANKS:

@@ -46,18 +46,18 @@ ACTIONS = " ".join(action for row in TABLE for action in row.actions)
 
 
 @pytest.mark.parametrize("name", TAKES)
-def test_an_option_is_a_parameter_of_what_takes_it(name: str) -> None:
+def test_advised_option_is_a_parameter_of_the_named_callable(name: str) -> None:
     assert name in ACTIONS
     assert name in inspect.signature(TAKES[name]).parameters
 
 
 @pytest.mark.parametrize("name", HAS)
-def test_a_name_is_there(name: str) -> None:
+def test_advised_name_exists(name: str) -> None:
     assert name in ACTIONS
     assert hasattr(HAS[name], name.rpartition(".")[2])
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.*:DeprecationWarning")
-def test_an_optimizer_that_shards_is_called_so() -> None:
+def test_advised_sharding_optimizer_exists() -> None:
     assert "ZeroRedundancyOptimizer" in ACTIONS
     assert hasattr(importlib.import_module("torch.distributed.optim"), "ZeroRedundancyOptimizer")

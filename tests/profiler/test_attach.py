@@ -27,21 +27,21 @@ def attached(run_dir: Path, *command: str | Path, python_path: str = "") -> subp
     )
 
 
-def test_the_sitecustomize_it_hides_still_runs(tmp_path: Path) -> None:
+def test_shadowed_sitecustomize_still_runs(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import builtins; builtins.hidden = 'ran'")
     script = "import sitecustomize; print(hidden, sitecustomize.__file__)"
     completed = attached(tmp_path / "run", "-c", script, python_path=str(tmp_path))
     assert completed.stdout == f"ran {tmp_path / 'sitecustomize.py'}\n"
 
 
-def test_a_script_without_torch_sees_one_idle_finder_and_no_recorder(tmp_path: Path) -> None:
+def test_script_without_torch_imports_no_recorder(tmp_path: Path) -> None:
     script = "import sys; print([name for name in sys.modules if name.startswith(('torch', 'rankscope', 'msgspec'))])"
     completed = attached(tmp_path / "run", "-c", script)
     assert (completed.stdout, completed.stderr) == ("[]\n", "")
     assert not (tmp_path / "run").exists()
 
 
-def test_a_loader_that_cannot_be_followed_still_loads_torch(tmp_path: Path) -> None:
+def test_untraceable_loader_still_loads_torch(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text(
         "import sys\nfrom importlib.machinery import ModuleSpec\n"
         "class Loader:\n    __slots__ = ()\n    def create_module(self, spec): pass\n"
@@ -54,7 +54,7 @@ def test_a_loader_that_cannot_be_followed_still_loads_torch(tmp_path: Path) -> N
     assert completed.stderr.count("rankscope: not recording") == completed.stderr.count("\n") == 1
 
 
-def test_looking_for_torch_is_not_importing_it(tmp_path: Path) -> None:
+def test_finding_the_torch_spec_does_not_import_torch(tmp_path: Path) -> None:
     (tmp_path / "torch.py").write_text("print('torch is there')")
     rank = tmp_path / "rankscope" / "profiler" / "rank" / "wrappers"
     rank.mkdir(parents=True)
@@ -73,7 +73,7 @@ FINDERS = "import sys; print([type(finder).__name__ for finder in sys.meta_path]
     ("file", "waits"),
     [("train.py", 1), ("torchrun", 0), ("accelerate", 0), ("deepspeed", 0), ("compile_worker/__main__.py", 0)],
 )
-def test_launchers_and_compile_workers_are_left_alone(tmp_path: Path, file: str, waits: int) -> None:
+def test_launchers_and_compile_workers_are_not_attached(tmp_path: Path, file: str, waits: int) -> None:
     script = tmp_path / file
     script.parent.mkdir(exist_ok=True)
     script.write_text(FINDERS)
@@ -82,7 +82,7 @@ def test_launchers_and_compile_workers_are_left_alone(tmp_path: Path, file: str,
 
 
 @pytest.mark.usefixtures("require_torch")
-def test_a_python_without_rankscope_says_so_once_and_trains(tmp_path: Path) -> None:
+def test_python_without_the_profiler_logs_one_line_and_trains(tmp_path: Path) -> None:
     (tmp_path / "rankscope").mkdir()
     (tmp_path / "rankscope" / "__init__.py").touch()  # shadows the real one: it has no profiler
     completed = attached(tmp_path / "run", JOB, "accumulate", python_path=str(tmp_path))
@@ -108,7 +108,7 @@ def alone(torch_ranks: PreloadedTorch) -> str:
 
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize("fault", BREAK)
-def test_a_recorder_that_cannot_start_is_one_line_and_training_is_the_same(
+def test_unstartable_recorder_logs_one_line_and_training_is_unchanged(
     torch_ranks: PreloadedTorch, alone: str, tmp_path: Path, fault: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     job = torch_ranks.command(0, JOB, "plain")
@@ -125,7 +125,7 @@ def test_a_recorder_that_cannot_start_is_one_line_and_training_is_the_same(
 
 
 @pytest.mark.usefixtures("require_torch")
-def test_a_fault_midway_switches_the_recorder_off_and_the_run_says_why(
+def test_recorder_failure_midway_is_logged_and_recorded_as_the_reason(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text(
@@ -146,7 +146,7 @@ def test_a_fault_midway_switches_the_recorder_off_and_the_run_says_why(
 
 
 @pytest.mark.usefixtures("require_torch")
-def test_a_helper_that_dies_costs_the_record_not_the_training(
+def test_dead_helper_costs_the_record_but_not_the_training(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nif 'rankscope.profiler.helper' in sys.orig_argv: sys.exit(1)\n")

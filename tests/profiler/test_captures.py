@@ -31,7 +31,7 @@ PAUSE_S = 0.2
 """Far more than ranks lose to other processes on a busy machine."""
 
 
-def test_a_live_job_is_profiled_when_somebody_asks(cli: Cli, tmp_path: Path) -> None:
+def test_live_job_is_profiled_on_request(cli: Cli, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = begin(run, pause_s=PAUSE_S)
     try:
@@ -96,7 +96,7 @@ def recorded(torch: PreloadedTorch, run: Path, *args: str, windows: int = 0) -> 
     return subprocess.Popen([sys.executable, "-m", "rankscope", *collected], stderr=subprocess.PIPE, text=True)
 
 
-def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_timed_out_collective_leaves_a_dump(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     if tuple(int(part) for part in version("torch").split("+")[0].split(".")[:2]) < (2, 11):
         # Seen with 2.8; the two versions between were not checked.
         pytest.skip("gloo in this torch goes by the time that a process group began with, and the job waits for ever")
@@ -109,7 +109,7 @@ def test_a_collective_whose_time_is_up_leaves_a_dump(torch_ranks: PreloadedTorch
     }, output
 
 
-def test_a_job_that_hangs_shows_who_did_not_come(cli: Cli, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_dumps_of_a_hanging_job_show_the_rank_that_is_behind(cli: Cli, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     # given two ranks, of which rank 1 never comes to a collective and rank 0 waits for it inside C++
     run = tmp_path / "run"
     job = recorded(torch_ranks, run, windows=1)

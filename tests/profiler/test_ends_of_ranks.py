@@ -124,7 +124,7 @@ def end_reason(command: list[str], run_dir: Path) -> str | None:
 @pytest.mark.parametrize(
     "end", [end if end in ("swallows", "killed at exit") else pytest.param(end, marks=pytest.mark.full) for end in ENDINGS]
 )
-def test_the_end_of_a_script_is_told_by_its_exit_status(tmp_path: Path, end: str) -> None:
+def test_end_reason_of_a_script_follows_the_exit_status(tmp_path: Path, end: str) -> None:
     assert end_reason([sys.executable, "-c", f"{TRAIN}\ntrain(ENDS[{end!r}])"], tmp_path / "run") == ENDINGS[end]
 
 
@@ -135,14 +135,14 @@ METHODS = [
 
 @pytest.mark.full
 @pytest.mark.parametrize(("method", "end"), METHODS)
-def test_the_end_of_a_child_of_multiprocessing_is_told(tmp_path: Path, method: str, end: str) -> None:
+def test_end_reason_of_a_multiprocessing_child_is_recorded(tmp_path: Path, method: str, end: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(TRAIN + BY_NAME + CHILD)
     assert end_reason([sys.executable, str(script), method, end], tmp_path / "run") == ENDINGS[end]
 
 
 @pytest.mark.full
-def test_the_end_of_a_forked_child_is_not_that_of_the_rank(tmp_path: Path) -> None:
+def test_exit_of_a_forked_child_does_not_end_the_rank(tmp_path: Path) -> None:
     script = (
         f"{TRAIN}\ndef end():\n"
         "    child = os.fork()\n"
@@ -180,7 +180,7 @@ sys.exit(int(sys.argv[1]))
 
 @pytest.mark.full
 @pytest.mark.parametrize(("status", "reason"), [(0, "exit"), (3, "killed")])
-def test_the_end_of_a_rank_killed_with_its_helper_is_that_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
+def test_rank_killed_with_its_helper_gets_the_end_reason_of_the_job(tmp_path: Path, status: int, reason: str) -> None:
     script = tmp_path / "job.py"
     script.write_text(KILLED_WITH_CHILDREN)
     command = [sys.executable, str(script), str(status)]
@@ -227,7 +227,7 @@ os._exit(0)
 
 
 @pytest.mark.full
-def test_a_process_with_another_process_group_begins_another_attempt(tmp_path: Path) -> None:
+def test_new_process_group_in_a_process_starts_another_attempt(tmp_path: Path) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(RESTARTED_IN_PROCESS)
     command = [sys.executable, str(script), str(tmp_path)]
@@ -277,9 +277,7 @@ for process in ranks:
 """
 
 
-def test_ranks_forked_from_a_training_process_report_why_none_is_recorded(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_ranks_forked_from_a_training_process_log_why_none_is_recorded(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script, run_dir = tmp_path / "job.py", tmp_path / "run"
     script.write_text(FORKED_RANKS)
     command = [sys.executable, str(script), str(tmp_path / "group"), str(run_dir)]

@@ -41,9 +41,7 @@ def helpers_in(scratch: Path, rank: int) -> list[int]:
 
 
 @pytest.mark.parametrize("kills", [1, pytest.param(3, marks=pytest.mark.full)])
-def test_a_job_whose_helper_is_killed_goes_on_and_so_does_its_recording(
-    torch_ranks: PreloadedTorch, tmp_path: Path, kills: int
-) -> None:
+def test_job_with_a_killed_helper_continues_and_is_recorded(torch_ranks: PreloadedTorch, tmp_path: Path, kills: int) -> None:
     scratch, run_dir = tmp_path / "scratch", tmp_path / "run"
     scratch.mkdir()
     environment = attached_environment(run_dir, scratch_dir=str(scratch), window_steps=0)
@@ -87,7 +85,7 @@ def test_a_job_whose_helper_is_killed_goes_on_and_so_does_its_recording(
     assert not any(scratch.iterdir())
 
 
-def test_a_job_without_room_in_local_memory_is_recorded_all_the_same(
+def test_job_without_space_in_local_memory_is_recorded_on_disk(
     torch_ranks: PreloadedTorch, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # Given ranks that see a full local memory where the launcher saw room
@@ -123,7 +121,7 @@ def test_a_job_without_room_in_local_memory_is_recorded_all_the_same(
 
 
 @pytest.mark.full
-def test_a_script_without_standard_files_is_recorded(tmp_path: Path) -> None:
+def test_script_without_standard_streams_is_recorded(tmp_path: Path) -> None:
     script = (
         "import sys; from rankscope.profiler.step import StepProfiler\n"
         "with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as prof:\n"
@@ -164,7 +162,7 @@ def record(torch_ranks: PreloadedTorch) -> Callable[[Path], LaunchResult]:
 
 
 @pytest.mark.full
-def test_steps_that_do_not_fit_are_counted_and_the_job_has_ended(
+def test_unwritten_steps_are_counted_and_the_job_end_is_recorded(
     record: Callable[[Path], LaunchResult], disk: Callable[[int], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = disk(60)
@@ -186,7 +184,7 @@ def test_steps_that_do_not_fit_are_counted_and_the_job_has_ended(
 
 
 @pytest.mark.full
-def test_where_nothing_fits_the_disk_is_the_reason(
+def test_full_disk_is_reported_as_the_reason_for_an_empty_record(
     record: Callable[[Path], LaunchResult], disk: Callable[[int], Path], capfd: pytest.CaptureFixture[str]
 ) -> None:
     folder = disk(4)

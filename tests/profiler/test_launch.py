@@ -29,7 +29,7 @@ pytestmark = pytest.mark.slow  # each starts real processes
 PRINT_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 
 
-def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(tmp_path: Path) -> None:
+def test_unwritable_run_directory_is_refused_before_the_command_runs(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     marker = tmp_path / "marker"
     for run_dir in (tmp_path / "file", tmp_path / "file" / "run", Path("/proc/run"), tmp_path / ("x" * 300)):
@@ -38,14 +38,14 @@ def test_a_folder_that_cannot_be_made_is_refused_before_anything_runs(tmp_path: 
     assert not marker.exists()
 
 
-def test_a_folder_with_something_else_in_it_is_refused(tmp_path: Path) -> None:
+def test_run_directory_with_foreign_files_is_refused(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").touch()
     with pytest.raises(InputError, match="is not empty and is no run"):
         launch(["true"], LaunchOptions(run_dir=tmp_path, name="x"))
     assert [entry.name for entry in tmp_path.iterdir()] == ["thesis.tex"]
 
 
-def test_leftovers_of_a_removed_run_do_not_keep_the_next_from_starting(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_leftovers_of_a_removed_run_do_not_block_the_next_run(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "attempts" / "001" / "ranks" / "00000").mkdir(parents=True)
     outcome = launch([sys.executable, "-c", PRINT_ENVIRONMENT], LaunchOptions(run_dir=tmp_path, name="x"))
     # Its ranks must not meet the old ones.
@@ -54,7 +54,7 @@ def test_leftovers_of_a_removed_run_do_not_keep_the_next_from_starting(tmp_path:
     assert (outcome.status, outcome.attempt, settings.attempt) == (0, 2, 2)
 
 
-def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
+def test_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
     create_run(tmp_path, RunInfo(schema="rankscope.run/3", run_id="x", name="x", start_unix_ns=1))
     with pytest.raises(InputError, match="upgrade rankscope"):
         launch(["true"], LaunchOptions(run_dir=tmp_path, name="x"))
@@ -69,7 +69,7 @@ def test_a_run_of_a_newer_format_is_refused(tmp_path: Path) -> None:
         (["/etc/passwd"], 126),
     ],
 )
-def test_the_status_is_what_a_shell_would_give(
+def test_exit_status_matches_the_shell_convention(
     tmp_path: Path, command: list[str], status: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     outcome = launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
@@ -80,7 +80,7 @@ def test_the_status_is_what_a_shell_would_give(
     assert err.count("\n") == (status in (126, 127))
 
 
-def test_settings_travel_through_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_settings_are_passed_through_the_environment(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", "/mine")
         patch.setenv("RANKSCOPE_WINDOW_FIRST", "999")  # of an outer job
@@ -99,7 +99,7 @@ def test_settings_travel_through_the_environment(tmp_path: Path, capfd: pytest.C
     assert (settings.simulated, settings.price_per_gpu_hour, settings.currency) == (True, 2.5, "EUR")
 
 
-def test_secrets_of_the_command_line_are_not_handed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_secrets_of_the_command_line_are_not_passed_on(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     command = [sys.executable, "-c", PRINT_ENVIRONMENT, "--hf-token", "s3cret", "--lr=1"]
     launch(command, LaunchOptions(run_dir=tmp_path / "run", name="x"))
     launcher = json.loads(capfd.readouterr().out)["RANKSCOPE_LAUNCHER"]
@@ -107,14 +107,14 @@ def test_secrets_of_the_command_line_are_not_handed_on(tmp_path: Path, capfd: py
     assert launcher.endswith("--hf-token '***' --lr=1")
 
 
-def test_without_a_run_directory_there_are_no_settings() -> None:
+def test_settings_are_none_without_a_run_directory() -> None:
     assert from_environment({"RANKSCOPE_NAME": "x"}) is None
 
 
 @pytest.mark.parametrize(
     "number", [signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP, signal.SIGQUIT, signal.SIGCONT, signal.SIGRTMIN]
 )
-def test_a_signal_to_the_launcher_reaches_the_job_and_it_outlives_it(tmp_path: Path, number: signal.Signals) -> None:
+def test_signal_to_the_launcher_reaches_the_job_and_the_launcher_waits(tmp_path: Path, number: signal.Signals) -> None:
     # Slurm's --signal=USR1@90 reaches every process of the job
     job = (
         "import signal, sys, time\n"
@@ -137,7 +137,7 @@ def test_a_signal_to_the_launcher_reaches_the_job_and_it_outlives_it(tmp_path: P
             launcher.kill()
 
 
-def test_a_signal_that_ends_the_job_is_its_status(tmp_path: Path) -> None:
+def test_signal_that_ends_the_job_is_reported_as_the_exit_status(tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from rankscope.profiler.launch import *\n"
         "job = ['sh', '-c', 'echo up; exec sleep 60']\n"
@@ -167,7 +167,7 @@ print(launch(["sleep", "30"], LaunchOptions(run_dir=Path(sys.argv[1]), name="x")
 """
 
 
-def test_a_signal_at_the_start_of_the_job_reaches_the_job(tmp_path: Path) -> None:
+def test_signal_at_the_start_of_the_job_reaches_the_job(tmp_path: Path) -> None:
     ended = subprocess.run(
         [sys.executable, "-c", EARLY, tmp_path / "run"], stdout=subprocess.PIPE, text=True, check=False, timeout=60
     )
@@ -181,7 +181,7 @@ def test_a_signal_at_the_start_of_the_job_reaches_the_job(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("call", ["exists", "is_dir", "iterdir"])
-def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
+def test_inaccessible_run_directory_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str) -> None:
     (tmp_path / "run").mkdir()
 
     def refuse(*_: object) -> None:
@@ -192,7 +192,7 @@ def test_a_folder_that_may_not_be_looked_into_is_refused(tmp_path: Path, monkeyp
         launch(["true"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
 
 
-def test_a_folder_whose_name_cannot_be_written_down_is_refused(tmp_path: Path) -> None:
+def test_run_directory_with_a_non_utf_8_name_is_refused(tmp_path: Path) -> None:
     odd = tmp_path / os.fsdecode(b"caf\xe9")
     for options in (LaunchOptions(run_dir=odd, name="x"), LaunchOptions(run_dir=tmp_path / "run", spool_dir=str(odd), name="x")):
         with pytest.raises(InputError, match="is not UTF-8"):
@@ -200,7 +200,7 @@ def test_a_folder_whose_name_cannot_be_written_down_is_refused(tmp_path: Path) -
     assert not any(tmp_path.iterdir())
 
 
-def test_snapshots_of_gpu_memory_are_those_of_this_job(tmp_path: Path) -> None:
+def test_only_gpu_memory_snapshots_of_this_job_are_reported(tmp_path: Path) -> None:
     folder = tmp_path / "memory"
     folder.mkdir()
     (folder / "rank-00000-1.pickle").touch()
@@ -209,7 +209,7 @@ def test_snapshots_of_gpu_memory_are_those_of_this_job(tmp_path: Path) -> None:
     assert outcome.memory_snapshots == (folder / "rank-00002-7.pickle",)
 
 
-def test_without_local_memory_nothing_is_left_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_local_memory_aborts_the_launch_and_leaves_no_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(*_: object, **__: object) -> str:
         raise OSError(28, "No space left on device", "/dev/shm/x")
 
@@ -219,7 +219,7 @@ def test_without_local_memory_nothing_is_left_behind(tmp_path: Path, monkeypatch
     assert not any(tmp_path.iterdir())
 
 
-def test_the_launcher_does_not_wait_for_a_helper_that_was_killed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_launcher_does_not_wait_for_a_killed_helper(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given the folder of a rank whose helper was killed while holding it, and one whose helper is at work
     for name in ("killed", "alive"):
         (tmp_path / name).mkdir()
@@ -272,7 +272,7 @@ def test_ctrl_c_reaches_the_job_once_even_with_redirected_input(tmp_path: Path) 
     [("b", "sh -c true", False), ("a", "sh -c 'exit\n1'", True), ("a", None, False), ("b", None, True)],
     ids=["same command", "another command", "same name", "another name"],
 )
-def test_a_run_of_another_job_is_not_continued_unless_one_says_so(
+def test_run_of_another_job_is_continued_only_on_explicit_request(
     tmp_path: Path, name: str, launcher: str | None, refused: bool
 ) -> None:
     # Given a run with one attempt
@@ -291,7 +291,7 @@ def test_a_run_of_another_job_is_not_continued_unless_one_says_so(
             assert launch(["sh", "-c", "true"], options).attempt == 1
 
 
-def test_what_only_variables_tell_goes_on_to_the_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_settings_from_environment_variables_reach_the_ranks(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     by_key = {"COORDINATES": "dp=3,tp=0", "PLAN_AHEAD_SECONDS": "1.5", "PLAN_AHEAD_STEPS": "7"}
     options = LaunchOptions(run_dir=tmp_path / "run", name="x")
     with pytest.MonkeyPatch.context() as patch:
@@ -304,7 +304,7 @@ def test_what_only_variables_tell_goes_on_to_the_ranks(tmp_path: Path, capfd: py
 
 
 @pytest.mark.parametrize("text", ["soon", "-1", "2.5"])
-def test_a_variable_that_means_nothing_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+def test_invalid_environment_variable_is_refused_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
     monkeypatch.setenv("RANKSCOPE_PLAN_AHEAD_STEPS", text)
     with pytest.raises(InputError, match=f"^RANKSCOPE_PLAN_AHEAD_STEPS={text}: "):
         launch(["true"], LaunchOptions(run_dir=tmp_path / "run", name="x"))
@@ -317,7 +317,7 @@ def environment_of(options: LaunchOptions, capfd: pytest.CaptureFixture[str]) ->
     return result
 
 
-def test_the_inspector_is_set_up_and_the_user_may_change_its_settings(
+def test_nccl_inspector_is_configured_and_user_settings_take_precedence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plugin = tmp_path / "libnccl-profiler-inspector.so"
@@ -337,12 +337,12 @@ def test_the_inspector_is_set_up_and_the_user_may_change_its_settings(
     assert environment_of(options, capfd)["NCCL_INSPECTOR_DUMP_DIR"] == "/mine"
 
 
-def test_the_flight_recorder_times_collectives_when_asked(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_flight_recorder_times_option_enables_nccl_timing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     options = LaunchOptions(run_dir=tmp_path / "run", name="x", flight_recorder_times=True)
     assert environment_of(options, capfd)["TORCH_NCCL_ENABLE_TIMING"] == "1"
 
 
-def test_logs_of_a_job_without_steps_do_not_keep_the_next_from_starting(tmp_path: Path) -> None:
+def test_inspector_logs_of_a_job_without_steps_do_not_block_the_next_run(tmp_path: Path) -> None:
     (tmp_path / "inspector-logs").mkdir()
     (tmp_path / "inspector-logs" / "h-pid1.log").touch()
     assert launch(["true"], LaunchOptions(run_dir=tmp_path, name="x")).status == 0
@@ -373,7 +373,7 @@ NUMBERS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 @pytest.mark.parametrize("together", [False, True], ids=["one by one", "together"])
 @pytest.mark.parametrize("leaves", [False, True], ids=["in the group", "in a group of its own"])
-def test_the_job_receives_a_signal_to_the_group_once(tmp_path: Path, *, leaves: bool, together: bool) -> None:
+def test_job_receives_a_process_group_signal_once(tmp_path: Path, *, leaves: bool, together: bool) -> None:
     job = [*(["setsid", "--wait"] if leaves else []), sys.executable, "-c", COUNTS]
     command = [sys.executable, "-c", LAUNCH, str(tmp_path / "run"), *job]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, start_new_session=True) as launcher:

@@ -44,7 +44,7 @@ def recorded(run_dir: Path) -> list[StepRecord]:
     return list(RunReader(run_dir).steps(0, 0))
 
 
-def test_a_world_of_one_waits_for_nobody(record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_single_rank_has_zero_blocked_time(record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     assert record("plain", windows=2) == 0
     assert capfd.readouterr().err == ""
     records = recorded(tmp_path / "run")
@@ -54,7 +54,7 @@ def test_a_world_of_one_waits_for_nobody(record: Record, tmp_path: Path, capfd: 
     assert len(list(RunReader(tmp_path / "run").windows(0, 0))) == 2
 
 
-def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(
+def test_crash_is_recorded_and_the_exit_status_is_that_of_the_job(
     record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert record("crash") == 1
@@ -81,7 +81,7 @@ def test_a_crash_is_told_from_an_exit_and_the_status_is_the_jobs(
         ("replaced", range(1, STEPS - 3)),
     ],
 )
-def test_steps_are_counted_as_the_script_means_them(
+def test_steps_match_the_step_numbers_of_the_script(
     record: Record, tmp_path: Path, kind: str, numbers: range, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert record(kind) == 0
@@ -93,7 +93,7 @@ def test_steps_are_counted_as_the_script_means_them(
         assert [row.step for row in records if "optimizer_skipped" in row.tags] == [2, 5, 8, 11]
 
 
-def test_recording_goes_on_when_an_optimizer_that_raised_is_replaced(record: Record, tmp_path: Path) -> None:
+def test_recording_continues_when_a_failed_optimizer_is_replaced(record: Record, tmp_path: Path) -> None:
     assert record("replaced_with_data") == 0
     records = recorded(tmp_path / "run")
     # One record spans the step that raised, the first of the new optimizer, which may still be one of several, and its second.
@@ -105,7 +105,7 @@ def test_recording_goes_on_when_an_optimizer_that_raised_is_replaced(record: Rec
     ("kind", "reason"),
     [("profiled", "another profiler was started"), ("scheduled", "another profiler is on")],
 )
-def test_the_scripts_own_profiler_goes_first(
+def test_profiler_of_the_script_takes_precedence(
     record: Record, tmp_path: Path, kind: str, reason: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     # The script's profiler starts in the middle of a window, or is warming up when one is due.
@@ -117,7 +117,7 @@ def test_the_scripts_own_profiler_goes_first(
     assert len(recorded(tmp_path / "run")) == STEPS - 1
 
 
-def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_job_without_training_leaves_no_files(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     script = tmp_path / "script.py"
     script.write_text("import sys; print('torch' in sys.modules, *sys.argv[1:]); sys.exit(7)")
     outcome = recorded_job([sys.executable, str(script), "--flag"], tmp_path / "deep" / "run")
@@ -131,7 +131,7 @@ def test_a_job_without_training_leaves_nothing(tmp_path: Path, capfd: pytest.Cap
 PAUSE_US = 90_000
 
 
-def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(record: Record, tmp_path: Path) -> None:
+def test_evaluations_and_checkpoints_are_counted_as_between_steps(record: Record, tmp_path: Path) -> None:
     pytest.importorskip("safetensors")
     assert record("evaluates") == 0
     records = recorded(tmp_path / "run")
@@ -153,7 +153,7 @@ def test_evaluations_and_checkpoints_are_between_steps_wherever_they_are(record:
     assert any(row.resident_bytes for row in records), "memory is read at some steps"
 
 
-def test_training_that_fails_and_goes_on_is_recorded_and_not_retained(
+def test_failed_training_that_continues_is_recorded_and_not_retained(
     record: Record, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert record("fails") == 0
@@ -167,7 +167,7 @@ def test_training_that_fails_and_goes_on_is_recorded_and_not_retained(
         assert row.phases_us.optimizer is not None
 
 
-def test_sections_and_what_the_script_knows_are_in_the_records(record: Record, tmp_path: Path) -> None:
+def test_sections_and_script_metrics_are_recorded(record: Record, tmp_path: Path) -> None:
     assert record("sections") == 0
     records = recorded(tmp_path / "run")
     assert [(row.samples, row.tokens) for row in records] == [(5, step) for step in range(STEPS)]
@@ -185,7 +185,7 @@ def test_sections_and_what_the_script_knows_are_in_the_records(record: Record, t
 
 
 @pytest.mark.full
-def test_ranks_that_a_script_spawns_are_recorded_and_the_script_is_not(tmp_path: Path) -> None:
+def test_spawned_ranks_are_recorded_and_the_parent_script_is_not(tmp_path: Path) -> None:
     assert recorded_job([sys.executable, str(JOB), "spawned"], tmp_path / "run").status == 0
     run = RunReader(tmp_path / "run")
     assert run.ranks(0) == [0, 1]
@@ -193,7 +193,7 @@ def test_ranks_that_a_script_spawns_are_recorded_and_the_script_is_not(tmp_path:
 
 
 @pytest.mark.full
-def test_attaching_imports_nothing_that_is_slow_and_prints_nothing(tmp_path: Path) -> None:
+def test_attaching_imports_no_slow_module_and_prints_nothing(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
         "import sys, torch\nprint([name for name in sys.modules if name.startswith(('torch', 'numpy', 'safetensors'))])\n"
@@ -240,7 +240,7 @@ held, others_done = threading.Event(), threading.Event()
 """
 
 
-def test_two_threads_that_begin_together_are_one_recording(tmp_path: Path) -> None:
+def test_concurrent_training_threads_make_one_recording(tmp_path: Path) -> None:
     script = (
         f"{TRAIN}\ntorch.optim.SGD([torch.zeros(1)])\n"  # imports what an optimizer needs
         "threads = [threading.Thread(target=train, args=(300,)) for _ in range(4)]\n"
@@ -254,7 +254,7 @@ def test_two_threads_that_begin_together_are_one_recording(tmp_path: Path) -> No
     assert (info.end_reason, info.disabled_reason) == ("exit", None)
 
 
-def test_training_on_another_thread_leaves_a_profiled_step_alone(tmp_path: Path) -> None:
+def test_training_on_another_thread_does_not_disturb_a_profiled_step(tmp_path: Path) -> None:
     # Given a thread that stands still in a profiled step while another one trains
     script = (
         f"{TRAIN}\nfirst = threading.Thread(target=train, args=(20, 6))\n"
@@ -272,7 +272,7 @@ def test_training_on_another_thread_leaves_a_profiled_step_alone(tmp_path: Path)
 
 
 @pytest.mark.full
-def test_a_thread_may_end_in_a_profiled_step(tmp_path: Path) -> None:
+def test_thread_ending_in_a_profiled_step_loses_only_that_window(tmp_path: Path) -> None:
     # Given a thread that ends in a window, and another one that goes on
     script = (
         f"{TRAIN}\nfor steps in (7, 20):\n"

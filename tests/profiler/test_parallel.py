@@ -76,7 +76,7 @@ def layout_of(run: RunReader) -> dict[str, int]:
 
 
 @pytest.mark.full
-def test_tensor_parallel_waits_are_seen_in_unchanged_compiled_graphs(
+def test_tensor_parallel_waits_are_recorded_in_unchanged_compiled_graphs(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     command = job(torch_ranks, "tp", 2, "--compile", "--fault", "backward:1", *PLAIN)
@@ -92,7 +92,7 @@ def test_tensor_parallel_waits_are_seen_in_unchanged_compiled_graphs(
 
 
 @pytest.mark.full
-def test_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_fsdp_waits_are_recorded_with_mixed_precision_and_checkpointing(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     command = job(torch_ranks, "fsdp2", 2, "--amp", "--checkpointing", "--fault", "forward:0", *PLAIN)
     run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase) == ("straggler", 0, "forward"), verdict.summary
@@ -100,7 +100,7 @@ def test_sharded_waits_are_seen_with_mixed_precision_and_checkpointing(torch_ran
 
 
 @pytest.mark.full
-def test_a_slow_rank_of_a_pipeline_is_found_in_its_stage(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_straggler_of_a_pipeline_is_found_within_its_stage(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     command = job(torch_ranks, "pp-1f1b+ddp", 4, "--fault", "backward:3", *PLAIN)
     run, verdict = recorded(tmp_path / "run", command)
     assert (verdict.kind, verdict.rank, verdict.phase, verdict.stage) == ("straggler", 3, "backward", 1), verdict.summary
@@ -108,7 +108,7 @@ def test_a_slow_rank_of_a_pipeline_is_found_in_its_stage(torch_ranks: PreloadedT
     assert places(run) == [{"pp": 0, "dp": 0}, {"pp": 0, "dp": 1}, {"pp": 1, "dp": 0}, {"pp": 1, "dp": 1}]
 
 
-def test_a_pipeline_of_one_rank_per_stage_has_own_times_and_blames_no_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_pipeline_with_one_rank_per_stage_has_own_times_and_no_straggler(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run, verdict = recorded(tmp_path / "run", job(torch_ranks, "pp-interleaved", 2, "--fault", "forward:1"))
     assert own(run, 1, "forward") > 0.9 * PAUSE_US
     assert own(run, 0, "forward") < own(run, 1, "forward") - PAUSE_US / 2

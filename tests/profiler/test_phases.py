@@ -16,7 +16,7 @@ def waited(clock: PhaseClock) -> dict[str, int]:
     return {phase: time for phase, time in zip(PHASES, clock.blocked, strict=True) if time}
 
 
-def test_gradient_accumulation_adds_up_and_gaps_after_it_are_no_forward() -> None:
+def test_accumulated_phases_are_summed_and_later_gaps_are_between_steps() -> None:
     clock = PhaseClock(0)
     for start in (0, 100):
         clock.enter(DATA, start)
@@ -27,7 +27,7 @@ def test_gradient_accumulation_adds_up_and_gaps_after_it_are_no_forward() -> Non
     assert seen(clock.times) == {"data": 20, "forward": 60, "backward": 100, "between_steps": 10}
 
 
-def test_without_a_data_loader_the_data_phase_is_unknown_not_zero() -> None:
+def test_data_phase_is_unknown_not_zero_without_a_data_loader() -> None:
     clock = PhaseClock(0)
     clock.enter(BACKWARD, 10)
     clock.leave(20)
@@ -35,7 +35,7 @@ def test_without_a_data_loader_the_data_phase_is_unknown_not_zero() -> None:
     assert seen(clock.times) == {"forward": 10, "backward": 10}
 
 
-def test_waiting_belongs_to_the_phase_it_turns_out_to_be_in() -> None:
+def test_wait_is_assigned_to_the_phase_determined_later() -> None:
     clock = PhaseClock(0)
     clock.enter(DATA, 0)
     clock.leave(10)
@@ -47,7 +47,7 @@ def test_waiting_belongs_to_the_phase_it_turns_out_to_be_in() -> None:
     assert waited(clock) == {"forward": 7, "backward": 5}
 
 
-def test_a_backward_inside_an_optimizers_closure_is_backward() -> None:
+def test_backward_inside_an_optimizer_closure_is_backward() -> None:
     clock = PhaseClock(0)
     clock.enter(OPTIMIZER, 0)
     clock.enter(BACKWARD, 10)
@@ -57,7 +57,7 @@ def test_a_backward_inside_an_optimizers_closure_is_backward() -> None:
     assert seen(clock.times) == {"forward": 10, "optimizer": 10, "backward": 40}
 
 
-def test_what_interrupts_a_gap_does_not_decide_what_the_gap_was() -> None:
+def test_interruption_of_a_gap_does_not_change_the_phase_of_the_gap() -> None:
     clock = PhaseClock(0)
     clock.enter(DATA, 0)
     clock.leave(10)
@@ -74,7 +74,7 @@ def test_what_interrupts_a_gap_does_not_decide_what_the_gap_was() -> None:
     assert waited(clock) == {"forward": 5, "between_steps": 3}
 
 
-def test_what_turns_out_to_have_been_no_training_is_taken_back() -> None:
+def test_time_later_found_to_be_evaluation_is_moved_to_between_steps() -> None:
     # Given a forward pass that is interrupted by an evaluation: batches, waiting, time between
     clock = PhaseClock(0)
     clock.enter(DATA, 0)
@@ -95,7 +95,7 @@ def test_what_turns_out_to_have_been_no_training_is_taken_back() -> None:
     assert waited(clock) == {"forward": 2, "between_steps": 7}
 
 
-def test_the_end_of_a_phase_of_a_step_that_is_over_says_nothing() -> None:
+def test_late_end_of_a_phase_of_the_previous_step_is_ignored() -> None:
     clock = PhaseClock(0)
     clock.enter(DATA, 10)  # Ctrl-C went through it
     clock.finish(20)
@@ -107,7 +107,7 @@ def test_the_end_of_a_phase_of_a_step_that_is_over_says_nothing() -> None:
     assert seen(clock.times) == {"forward": 20, "backward": 10}
 
 
-def test_a_phase_left_by_an_exception_is_closed_and_outer_ones_stay() -> None:
+def test_phase_left_by_an_exception_is_closed_and_outer_phases_stay() -> None:
     clock = PhaseClock(0)
     clock.enter(OPTIMIZER, 0)  # it raised, without a report
     clock.enter(BACKWARD, 10)

@@ -62,7 +62,7 @@ def capture(plan: Planner, now: float, *, steps: int = 3, ranks: list[int] | Non
 
 
 @given(first=st.integers(1, 50), every=st.integers(0, 30), steps=st.integers(0, 12))
-def test_the_schedule_is_periodic_windows_that_do_not_overlap(first: int, every: int, steps: int) -> None:
+def test_schedule_yields_periodic_windows_without_overlap(first: int, every: int, steps: int) -> None:
     schedule = Schedule(first, every, steps)
     profiled: list[int] = []
     for step in range(200):
@@ -78,7 +78,7 @@ def test_the_schedule_is_periodic_windows_that_do_not_overlap(first: int, every:
     first=st.integers(1, 200),
     steps=st.integers(1, 20),
 )
-def test_a_window_clear_of_the_schedule_is_apart_and_the_next_that_is(schedule: Schedule, first: int, steps: int) -> None:
+def test_clear_window_is_the_next_one_apart_from_the_schedule(schedule: Schedule, first: int, steps: int) -> None:
     taken = {step + more for step in range(400) if schedule.starting(step) for more in range(-1, schedule.starting(step) + 1)}
     free = [start for start in range(first, 350) if taken.isdisjoint(range(start, start + steps))]
     assert schedule.clear(first, steps) == (free[0] if free else None)
@@ -90,7 +90,9 @@ def test_a_window_clear_of_the_schedule_is_apart_and_the_next_that_is(schedule: 
     window_us=st.floats(1, 1e7),
     budget=st.floats(0.001, 0.5),
 )
-def test_at_the_spacing_the_total_is_the_budget(step_us: float, always_on_us: float, window_us: float, budget: float) -> None:
+def test_cost_at_the_computed_spacing_equals_the_budget(
+    step_us: float, always_on_us: float, window_us: float, budget: float
+) -> None:
     costs = report(0, 100, step_us=step_us, always_on_us=always_on_us, window_us=window_us)
     steps = spacing(costs, budget)
     if always_on_us >= budget * step_us:
@@ -99,12 +101,12 @@ def test_at_the_spacing_the_total_is_the_budget(step_us: float, always_on_us: fl
         assert (always_on_us * steps + window_us) / (step_us * steps) == pytest.approx(budget)
 
 
-def test_windows_whose_cost_is_unknown_are_rare() -> None:
+def test_windows_of_unknown_cost_are_rare() -> None:
     assert spacing(report(0, 100, window_us=None), 0.01) == UNKNOWN_SPACING
 
 
 @given(spent=st.floats(0, 1e6), trained=st.floats(1e5, 1e9), window=st.floats(0, 1e6))
-def test_a_rank_that_spent_too_much_waits_until_the_budget_covers_it(spent: float, trained: float, window: float) -> None:
+def test_overspent_rank_waits_until_the_budget_covers_the_window(spent: float, trained: float, window: float) -> None:
     costs = report(0, 1000, spent_us=spent, trained_us=trained, window_us=window)
     steps = affordable_from(costs, 0.01, window) - 1000
     assert steps >= 0
@@ -119,7 +121,7 @@ def test_a_rank_that_spent_too_much_waits_until_the_budget_covers_it(spent: floa
     age=st.floats(0, 1.0),
     costs=st.lists(st.floats(1, 1e6), min_size=4, max_size=4),
 )
-def test_a_window_is_announced_ahead_of_all_and_paid_by_the_costliest(
+def test_window_is_ahead_of_all_ranks_and_paced_by_the_costliest(
     slowest: int, lead: int, step_us: float, age: float, costs: list[float]
 ) -> None:
     plan = planner(world_size=4)
@@ -143,7 +145,7 @@ def test_a_window_is_announced_ahead_of_all_and_paid_by_the_costliest(
     assert (result.steps, result.ranks, result.reason, result.keep_trace) == (3, None, "schedule", False)
 
 
-def test_one_window_at_a_time_and_none_before_its_cost_is_known() -> None:
+def test_windows_are_announced_one_at_a_time_after_cost_is_measured() -> None:
     plan = planner()
     firsts: list[int] = []
     costs: list[float] = []
@@ -166,7 +168,7 @@ def test_one_window_at_a_time_and_none_before_its_cost_is_known() -> None:
     assert max(costs) <= 0.01
 
 
-def test_ranks_over_budget_without_windows_get_none_and_captures_still() -> None:
+def test_ranks_over_budget_get_captures_but_no_scheduled_windows() -> None:
     plan = planner()
     for second in range(100):
         for rank in (0, 1):
@@ -175,7 +177,7 @@ def test_ranks_over_budget_without_windows_get_none_and_captures_still() -> None
     assert isinstance(capture(plan, 100.0), PlannedWindow)
 
 
-def test_a_numeric_schedule_is_left_alone() -> None:
+def test_numeric_schedule_is_not_changed_by_the_planner() -> None:
     plan = planner(every=100)
     for second in range(100):
         for rank in (0, 1):
@@ -187,7 +189,7 @@ def test_a_numeric_schedule_is_left_alone() -> None:
     assert taken.isdisjoint(range(window.first, window.first + 5))
 
 
-def test_a_capture_waits_for_ranks_stays_ahead_and_is_not_repeated_at_once() -> None:
+def test_capture_waits_for_reports_is_ahead_of_all_ranks_and_rate_limited() -> None:
     plan = planner()
     assert capture(plan, 0.0) is None, "nobody has said how fast it goes"
     receive(plan, 1, report(0, 500, at=1))
@@ -201,7 +203,7 @@ def test_a_capture_waits_for_ranks_stays_ahead_and_is_not_repeated_at_once() -> 
     assert isinstance(capture(plan, 32.0), PlannedWindow)
 
 
-def test_a_rank_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
+def test_missing_rank_delays_captures_only_for_a_limited_time() -> None:
     plan = planner(world_size=3)
     for second in range(31):
         receive(plan, second, report(0, 500, at=second))
@@ -213,7 +215,7 @@ def test_a_rank_that_never_comes_does_not_hold_up_the_others_for_ever() -> None:
     ("steps", "ranks", "reason"),
     [(0, None, "1 to 50"), (MAX_STEPS + 1, None, "1 to 50"), (3, [2], "no such rank"), (3, [], "no such rank")],
 )
-def test_what_cannot_be_captured_is_refused_with_a_reason(steps: int, ranks: list[int] | None, reason: str) -> None:
+def test_invalid_capture_is_refused_with_a_reason(steps: int, ranks: list[int] | None, reason: str) -> None:
     plan = planner()
     for rank in (0, 1):
         receive(plan, 1, report(rank, 500, at=1))
@@ -221,7 +223,7 @@ def test_what_cannot_be_captured_is_refused_with_a_reason(steps: int, ranks: lis
     assert isinstance(capture(plan, 1.0), PlannedWindow), "a refusal takes nobody's turn"
 
 
-def test_without_windows_or_room_between_them_there_is_no_capture() -> None:
+def test_capture_is_refused_without_windows_or_space_between_windows() -> None:
     assert "switched off" in str(capture(planner(steps=0), 0.0))
     plan = planner(every=5)
     for rank in (0, 1):
@@ -229,7 +231,7 @@ def test_without_windows_or_room_between_them_there_is_no_capture() -> None:
     assert "no room" in str(capture(plan, 1.0))
 
 
-def test_files_are_read_each_second_and_written_rarely_in_large_jobs() -> None:
+def test_polling_and_reporting_are_less_frequent_in_large_jobs() -> None:
     assert [poll_seconds(size, 10.0) for size in (2, 200, 1024)] == [1.0, 1.0, 5.12]
     assert [report_seconds(size) for size in (2, 200, 1024)] == [30.0, 30.0, 51.2]
     # In a job of any size, a window is announced so early that every rank reads the file twice before it.
@@ -251,7 +253,7 @@ def test_the_step_of_a_rank_is_extrapolated_from_an_old_report(late_s: float) ->
     assert 2000 + 2500 + 1000 <= window.first <= 2000 + 2500 + 1000 + 5
 
 
-def test_a_rank_with_rare_long_steps_is_extrapolated_by_its_pace() -> None:
+def test_rank_with_rare_long_steps_is_extrapolated_by_the_pace() -> None:
     plan = planner()
     receive(plan, 75, report(1, 500, at=75, pace_us=2 * STEP_US))
     receive(plan, 100, report(0, 500, at=100))
@@ -261,7 +263,7 @@ def test_a_rank_with_rare_long_steps_is_extrapolated_by_its_pace() -> None:
 
 
 @pytest.mark.parametrize("clock_error_s", [-1e6, 1e6])
-def test_a_wrong_clock_delays_a_window_by_no_more_than_a_report_takes(clock_error_s: float) -> None:
+def test_wrong_clock_delays_a_window_by_at_most_one_report_interval(clock_error_s: float) -> None:
     plan = planner()
     receive(plan, 100, report(0, 500, at=100), report(1, 500, at=max(-1000, 100 + clock_error_s)))
     window = capture(plan, 100.0)
@@ -269,7 +271,7 @@ def test_a_wrong_clock_delays_a_window_by_no_more_than_a_report_takes(clock_erro
     assert 1500 <= window.first <= 1505 + (report_seconds(2) + CACHE_SECONDS) * 100
 
 
-def test_on_one_host_a_capture_begins_in_a_third_of_the_time() -> None:
+def test_capture_on_a_single_host_begins_in_a_third_of_the_time() -> None:
     plan = planner()
     receive(plan, 1, *(report(rank, 500, at=1, clock="host") for rank in (0, 1)))
     window = capture(plan, 1.0)
@@ -277,7 +279,7 @@ def test_on_one_host_a_capture_begins_in_a_third_of_the_time() -> None:
     assert 500 + 333 <= window.first <= 500 + 340
 
 
-def test_a_killed_rank_whose_report_stays_is_not_waited_for() -> None:
+def test_killed_rank_with_a_stale_report_is_not_waited_for() -> None:
     plan = planner()
     # Given a rank in the middle of the first window, which is killed
     receive(plan, 0, report(1, 21, spent_us=0.0))
@@ -289,7 +291,7 @@ def test_a_killed_rank_whose_report_stays_is_not_waited_for() -> None:
     assert any(windows)
 
 
-def test_a_rank_with_a_removed_report_is_not_waited_for_and_may_return() -> None:
+def test_rank_with_a_removed_report_is_not_waited_for_and_may_return() -> None:
     plan = planner()
     receive(plan, 0, report(0, 500))
     plan.end(1)
@@ -300,7 +302,7 @@ def test_a_rank_with_a_removed_report_is_not_waited_for_and_may_return() -> None
     assert window.first > 90_000
 
 
-def test_a_planner_that_replaces_another_goes_on_after_its_last_window() -> None:
+def test_replacement_planner_continues_after_the_last_window() -> None:
     plan = planner()
     plan.resume(3000, 3)
     plan.resume(1000, 3)
@@ -313,7 +315,7 @@ def test_a_planner_that_replaces_another_goes_on_after_its_last_window() -> None
     assert window.first > 3003
 
 
-def test_the_first_device_window_comes_when_the_budget_covers_the_loading() -> None:
+def test_first_device_window_begins_once_the_budget_covers_the_loading() -> None:
     # Given two ranks on devices, the second of which also pays more without windows
     plan = planner(on_device=True)
     assert plan.schedule.starting(20) == 0, "no rank begins it by itself"
@@ -335,7 +337,7 @@ def test_the_first_device_window_comes_when_the_budget_covers_the_loading() -> N
     assert window.first < 1.2 * FIRST_DEVICE_WINDOW_US / 50.0
 
 
-def test_the_second_device_window_waits_until_the_first_is_paid_for() -> None:
+def test_second_device_window_waits_until_the_first_is_within_the_budget() -> None:
     plan = planner(on_device=True)
     firsts: list[int] = []
     for second in range(2000):
@@ -354,7 +356,7 @@ def test_the_second_device_window_waits_until_the_first_is_paid_for() -> None:
     assert len(firsts) > 3
 
 
-def test_a_fixed_schedule_on_a_device_is_left_alone() -> None:
+def test_fixed_schedule_on_a_device_is_not_changed() -> None:
     assert planner(on_device=True, every=0).schedule.starting(20) == 3
     assert planner(on_device=True, every=100).schedule.starting(120) == 3
 

@@ -66,7 +66,7 @@ def work(run: RunReader, rank: int) -> set[tuple[int | None, int | None]]:
     "layout",
     ["fsdp2+compile", *(pytest.param(each, marks=pytest.mark.full) for each in ("ddp", "fsdp2", "fsdp1", "ddp+compile"))],
 )
-def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_whole(
+def test_work_is_counted_at_the_model_input_and_graphs_stay_whole(
     torch_ranks: PreloadedTorch, tmp_path: Path, layout: str, capfd: pytest.CaptureFixture[str]
 ) -> None:
     skip_what_torch_cannot(layout)
@@ -83,7 +83,9 @@ def test_work_is_counted_where_it_enters_the_model_and_graphs_stay_whole(
 @pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.parametrize("layout", ["ddp", "fsdp2"])
-def test_batches_that_grow_after_the_loader_are_imbalance(torch_ranks: PreloadedTorch, tmp_path: Path, layout: str) -> None:
+def test_batches_enlarged_after_the_loader_are_classified_as_imbalance(
+    torch_ranks: PreloadedTorch, tmp_path: Path, layout: str
+) -> None:
     skip_what_torch_cannot(layout)
     recorded(tmp_path / "run", torch_ranks.command(2, BATCHES_JOB, layout, "enlarged", "120"))
     analysis = analyze([tmp_path / "run"])
@@ -99,7 +101,7 @@ def test_batches_that_grow_after_the_loader_are_imbalance(torch_ranks: Preloaded
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_a_rank_that_is_slow_with_equal_work_is_not_imbalanced(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_slow_rank_with_equal_work_is_not_classified_as_imbalance(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run = recorded(tmp_path / "run", torch_ranks.command(2, BATCHES_JOB, "ddp", "slower", "120"))
     assert work(run, 0) == work(run, 1) == {(LOADED, ENTERING)}
     verdict = analyze([tmp_path / "run"]).verdict
@@ -122,7 +124,7 @@ PLANTED_JOB = Path(__file__).parent / "jobs" / "planted.py"
         ("dispatch", ("input", "no_workers", "data")),
     ],
 )
-def test_the_planted_cause_of_rank_0_is_found(
+def test_planted_cause_of_rank_0_is_found(
     torch_ranks: PreloadedTorch, tmp_path: Path, planted: str, expected: tuple[str, str | None, str | None]
 ) -> None:
     windows = {"window_first": 20, "window_every": 40, "window_steps": 2}
@@ -137,7 +139,7 @@ def test_the_planted_cause_of_rank_0_is_found(
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_an_evaluation_of_all_ranks_limits_the_step(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_evaluation_on_all_ranks_is_host_bound_with_cause_evaluation(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     assert recorded_job(torch_ranks.command(2, PLANTED_JOB, "evaluation", "80"), tmp_path / "run").status == 0
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.kind, verdict.cause) == ("host_bound", "evaluation"), verdict.summary
@@ -148,7 +150,7 @@ def test_an_evaluation_of_all_ranks_limits_the_step(torch_ranks: PreloadedTorch,
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_collections_at_other_times_on_each_rank_are_the_cause(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_unsynchronised_garbage_collections_are_a_rotating_gc_straggler(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     assert recorded_job(torch_ranks.command(4, PLANTED_JOB, "gc", "150"), tmp_path / "run").status == 0
     verdict = analyze([tmp_path / "run"]).verdict
     assert (verdict.pattern, verdict.cause) == ("rotating", "gc"), verdict.summary
@@ -177,7 +179,9 @@ def recorded_by_command(run: Path, kind: str, *options: str, steps: int) -> subp
     ("kind", "source", "steps"),
     [("inspector", "nccl_inspector", 60), ("flight", "flight_recorder", 140)],
 )
-def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Path, kind: str, source: str, steps: int) -> None:
+def test_collective_durations_identify_the_straggler_of_a_recorded_job(
+    tmp_path: Path, kind: str, source: str, steps: int
+) -> None:
     run, plugin = tmp_path / "run", tmp_path / "libnccl-profiler-inspector.so"
     plugin.touch()
     # given a job that is recorded with a source of durations, and whose own times no step record knows
@@ -206,7 +210,7 @@ def test_a_recorded_job_names_the_rank_by_durations_of_collectives(tmp_path: Pat
     assert "no durations" not in completed.stderr
 
 
-def test_a_plugin_that_does_not_exist_ends_the_launch(tmp_path: Path) -> None:
+def test_missing_plugin_file_aborts_the_launch(tmp_path: Path) -> None:
     completed = recorded_by_command(tmp_path / "run", "inspector", "--nccl-inspector", str(tmp_path / "none.so"), steps=3)
     assert completed.returncode == 3
     assert "none.so" in completed.stderr
@@ -214,7 +218,7 @@ def test_a_plugin_that_does_not_exist_ends_the_launch(tmp_path: Path) -> None:
 
 
 @pytest.mark.full
-def test_a_plugin_that_writes_nothing_is_reported_once(tmp_path: Path) -> None:
+def test_plugin_without_output_is_reported_once(tmp_path: Path) -> None:
     (tmp_path / "plugin.so").touch()
     completed = recorded_by_command(tmp_path / "run", "nothing", "--nccl-inspector", str(tmp_path / "plugin.so"), steps=10)
     assert completed.returncode == 0, completed.stderr

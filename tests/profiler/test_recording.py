@@ -71,7 +71,7 @@ def test_every_step_of_every_rank_is_recorded(slow_data: tuple[LaunchResult, Run
     assert run.skipped_lines == 0
 
 
-def test_the_phases_of_a_step_sum_to_its_wall_time(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
+def test_phases_of_a_step_sum_to_the_wall_time(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
     _, run, _ = slow_data
     for rank in (0, 1):
         for record in steps(run, rank):
@@ -81,7 +81,7 @@ def test_the_phases_of_a_step_sum_to_its_wall_time(slow_data: tuple[LaunchResult
             assert all((blocked.get(phase) or 0) <= (record.phases_us.get(phase) or 0) for phase in PHASES)
 
 
-def test_a_slow_loader_is_in_its_ranks_data_phase_and_the_others_wait(
+def test_slow_loader_is_data_phase_on_its_rank_and_blocked_time_on_others(
     slow_data: tuple[LaunchResult, RunReader, Path],
 ) -> None:
     _, run, _ = slow_data
@@ -96,7 +96,7 @@ def test_a_slow_loader_is_in_its_ranks_data_phase_and_the_others_wait(
     )
 
 
-def test_windows_and_collectives_are_of_the_same_steps_on_all_ranks(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
+def test_windows_and_collectives_cover_the_same_steps_on_all_ranks(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
     _, run, _ = slow_data
     for rank in (0, 1):
         assert [window.step for window in run.windows(0, rank)] == [6, 7]
@@ -107,7 +107,7 @@ def test_windows_and_collectives_are_of_the_same_steps_on_all_ranks(slow_data: t
     assert ops[0] == ops[1]
 
 
-def test_the_run_says_what_it_was(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
+def test_run_records_its_launcher_versions_and_end(slow_data: tuple[LaunchResult, RunReader, Path]) -> None:
     _, run, folder = slow_data
     assert "tiny_ddp.py" in (run.info.launcher or "")
     attempt = run.attempt(0)
@@ -123,7 +123,7 @@ def test_the_run_says_what_it_was(slow_data: tuple[LaunchResult, RunReader, Path
     assert {path.name for path in (folder / "run").iterdir()} == {"run.json", "attempts", "control"}
 
 
-def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_late_stall_in_backward_is_own_backward_time_of_the_slow_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     assert record(torch_ranks.command(2, JOB), tmp_path / "run", "--fault", "backward:1").status == 0
     run = RunReader(tmp_path / "run")
     fast, slow = steps(run, 0), steps(run, 1)
@@ -135,7 +135,7 @@ def test_a_stall_late_in_backward_is_own_backward_time_of_its_rank(torch_ranks: 
     assert not list(run.windows(0, 0)), "no windows were asked for"
 
 
-def test_a_killed_rank_leaves_a_readable_run_for_another_attempt(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_run_with_a_killed_rank_stays_readable_and_accepts_another_attempt(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     # Given a job whose rank 1 is killed in the middle
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(2, JOB)
@@ -168,7 +168,7 @@ with StepProfiler(run_dir="not here", window_steps=0) as prof:
 """
 
 
-def test_a_vanished_ranks_metrics_stay_while_its_job_lives(tmp_path: Path) -> None:
+def test_metrics_of_a_vanished_rank_are_kept_until_the_job_ends(tmp_path: Path) -> None:
     # Given a job that continues after a rank of it was killed (with torch imported by us), and another job's metrics
     spool = tmp_path / "spool"
     spool.mkdir()
@@ -198,7 +198,7 @@ BATCHES = 80
 
 
 @pytest.mark.parametrize("accumulated", [pytest.param(1, marks=pytest.mark.full), 4])
-def test_recorded_training_computes_the_same_bits(
+def test_recorded_training_computes_identical_bits(
     torch_ranks: PreloadedTorch, tmp_path: Path, capfd: pytest.CaptureFixture[str], accumulated: int
 ) -> None:
     command = torch_ranks.command(2, DIGESTS_JOB, str(accumulated))

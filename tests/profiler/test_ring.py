@@ -79,7 +79,7 @@ def ring(tmp_path: Path) -> Iterator[Ring]:
         max_size=30,
     )
 )
-def test_whole_steps_come_out_in_order_or_are_counted(
+def test_whole_steps_are_read_in_order_or_counted_as_dropped(
     tmp_path_factory: pytest.TempPathFactory, operations: list[tuple[str, int]]
 ) -> None:
     ring = Ring(tmp_path_factory.mktemp("ring"))
@@ -120,7 +120,7 @@ def test_whole_steps_come_out_in_order_or_are_counted(
     ring.close()
 
 
-def test_a_step_can_be_read_once_it_is_over(ring: Ring) -> None:
+def test_step_is_readable_after_its_end(ring: Ring) -> None:
     ring.writer.write(3, 4)
     ring.writer.write(5)
     assert ring.reader.read() == []
@@ -130,7 +130,7 @@ def test_a_step_can_be_read_once_it_is_over(ring: Ring) -> None:
     assert ring.reader.read() == [3, 4, 5]
 
 
-def test_the_current_step_is_seen_without_words_of_steps_that_had_no_room(ring: Ring) -> None:
+def test_current_step_excludes_words_of_dropped_steps(ring: Ring) -> None:
     # Given a full ring
     number = 0
     while ring.put(*[7] * 1000) and number < 1000:
@@ -150,7 +150,7 @@ def test_the_current_step_is_seen_without_words_of_steps_that_had_no_room(ring: 
     assert ring.reader.current() == []
 
 
-def test_what_follows_a_step_is_kept_where_the_next_one_has_no_room(ring: Ring) -> None:
+def test_words_after_a_step_are_kept_when_the_next_step_has_no_space(ring: Ring) -> None:
     # Given steps that are followed by other words, as by a reading of counters
     number = 0
     while not ring.writer.spilled:
@@ -162,7 +162,7 @@ def test_what_follows_a_step_is_kept_where_the_next_one_has_no_room(ring: Ring) 
     assert ring.reader.read() == ([7] * 1000 + [8]) * number
 
 
-def test_a_word_that_is_not_seen_yet_is_waited_for_with_those_after_it(ring: Ring) -> None:
+def test_reader_stops_at_a_word_not_yet_visible_and_continues_later(ring: Ring) -> None:
     ring.writer.write(3, 4, 5)
     ring.writer.words[1] = 0
     ring.writer.next_step()
@@ -172,7 +172,7 @@ def test_a_word_that_is_not_seen_yet_is_waited_for_with_those_after_it(ring: Rin
 
 
 @pytest.mark.slow
-def test_ctrl_c_while_words_are_written_leaves_no_gap(ring: Ring) -> None:
+def test_interrupt_during_a_write_leaves_no_gap(ring: Ring) -> None:
     # Given a step during whose writing Ctrl-C arrives again and again
     script = """
 import signal, sys, time
@@ -206,7 +206,7 @@ signal.setitimer(signal.ITIMER_REAL, 0)
     subprocess.run([sys.executable, "-c", script, ring.path.with_name("other")], check=True)
 
 
-def test_messages_come_between_words_with_any_content(ring: Ring) -> None:
+def test_message_with_any_content_is_read_between_words(ring: Ring) -> None:
     for size in (0, 1, 6, 7, 8, 1000):
         assert ring.writer.put(5, bytes(range(256))[:1] * size)
         ring.writer.next_step()
@@ -218,7 +218,7 @@ def test_messages_come_between_words_with_any_content(ring: Ring) -> None:
         assert bytes_of_message(size, words[1:]) == b"\0" * size
 
 
-def test_names_are_read_by_number_also_those_from_before_the_file(tmp_path: Path) -> None:
+def test_names_are_read_by_number_including_those_from_before_sharing(tmp_path: Path) -> None:
     writer = RingWriter()
     early = writer.name("early")
     with (tmp_path / "ring").open("xb+") as file:
@@ -240,7 +240,7 @@ def test_names_are_read_by_number_also_those_from_before_the_file(tmp_path: Path
 
 
 @pytest.mark.parametrize("large", [False, True])
-def test_the_first_step_is_kept_from_before_there_is_a_file(tmp_path: Path, large: bool) -> None:
+def test_first_step_written_before_sharing_is_kept(tmp_path: Path, large: bool) -> None:
     writer = RingWriter()
     writer.write(3, 4)
     if large:
@@ -256,7 +256,7 @@ def test_the_first_step_is_kept_from_before_there_is_a_file(tmp_path: Path, larg
     writer.close()
 
 
-def test_an_announcement_is_received_once_and_the_last_counts(ring: Ring) -> None:
+def test_announcement_is_received_once_and_the_last_one_wins(ring: Ring) -> None:
     for number in (1, 2):
         ring.reader.announce(Announcement(number, 100 * number, 3, keep_trace=number == 2))
     acknowledged = [ring.reader.acknowledged]
@@ -271,7 +271,7 @@ def test_an_announcement_is_received_once_and_the_last_counts(ring: Ring) -> Non
 
 
 @pytest.mark.parametrize("word", [GENERATION, NUMBER, FIRST, STEPS, CHECK])
-def test_an_announcement_in_the_middle_of_a_change_is_not_believed(ring: Ring, word: int) -> None:
+def test_partially_written_announcement_is_not_received(ring: Ring, word: int) -> None:
     ring.reader.announce(Announcement(7, 100, 3))
     # When one of its words is still an old one
     header = ring.writer.header
@@ -282,7 +282,7 @@ def test_an_announcement_in_the_middle_of_a_change_is_not_believed(ring: Ring, w
     assert ring.writer.announcement() == Announcement(7, 100, 3)
 
 
-def test_the_cost_of_windows_is_separate(ring: Ring) -> None:
+def test_window_cost_is_separate_from_recorder_cost(ring: Ring) -> None:
     ring.writer.set_cost(5000)
     ring.writer.set_window_cost(3000, 2)
     assert (ring.reader.cost_ns, ring.reader.window_cost_ns, ring.reader.windows) == (5000, 3000, 2)
@@ -304,7 +304,7 @@ def test_written_words_survive_sigkill_of_the_writer_inside_a_step(tmp_path: Pat
         assert reader.cost_ns > 1234
 
 
-def test_the_end_and_the_reason_for_silence_are_read(ring: Ring) -> None:
+def test_end_state_and_disabled_reason_are_read(ring: Ring) -> None:
     assert (ring.reader.end, ring.reader.disabled_reason) == (EndState.SILENT, None)
     ring.writer.set_end(EndState.CRASH)
     ring.writer.set_disabled("ä" * 2000)
@@ -313,13 +313,13 @@ def test_the_end_and_the_reason_for_silence_are_read(ring: Ring) -> None:
 
 
 @pytest.mark.parametrize("content", [b"not a ring" * 1000, b"x", b"RSRING02" + bytes(5000), bytes(BYTES)])
-def test_another_file_is_no_ring(tmp_path: Path, content: bytes) -> None:
+def test_foreign_file_is_rejected_as_not_a_ring(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "file").write_bytes(content)
     with pytest.raises(ValueError, match="not a ring"):
         reader_of(tmp_path / "file")
 
 
-def test_words_that_a_reader_keeps_are_read_again_by_its_replacement(ring: Ring) -> None:
+def test_words_kept_by_a_reader_are_read_again_by_its_replacement(ring: Ring) -> None:
     for word in (3, 4, 5):
         ring.put(word, word)
     assert len(ring.reader.read()) == 6
@@ -331,7 +331,7 @@ def test_words_that_a_reader_keeps_are_read_again_by_its_replacement(ring: Ring)
     assert ring.reader.read() == [4, 4, 5, 5, 6]
 
 
-def test_a_new_reader_continues_after_what_a_killed_one_gave_back(ring: Ring) -> None:
+def test_replacement_reader_continues_after_words_freed_by_a_killed_reader(ring: Ring) -> None:
     for word in (3, 4, 5):
         ring.put(word, word)
     ring.reader.read()

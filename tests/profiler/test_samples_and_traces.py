@@ -66,7 +66,7 @@ def recorded(
     return Recorded(RunReader(tmp_path / "run"), spans, capfd.readouterr().err)
 
 
-def test_hardware_samples_and_traces_of_a_job(recorded: Recorded) -> None:
+def test_job_has_hardware_samples_and_otlp_traces_that_match_the_records(recorded: Recorded) -> None:
     # One helper has sampled both GPUs, whole rounds at a time
     host = socket.gethostname()
     assert recorded.run.hosts() == [host]

@@ -16,7 +16,7 @@ from rankscope.profiler.launch import _wait_for_helpers
 from rankscope.runs.paths import attempt_dir, flight_dir
 
 
-def test_a_scratch_folder_is_private_and_in_the_launchers_where_that_is(tmp_path: Path) -> None:
+def test_scratch_folder_is_private_and_inside_an_existing_launcher_folder(tmp_path: Path) -> None:
     inside = scratch.make_scratch("rank0", str(tmp_path))
     assert inside.parent == tmp_path
     assert inside.stat().st_mode & 0o077 == 0
@@ -37,7 +37,7 @@ def nothing_else_to_sweep(tmp_path_factory: pytest.TempPathFactory, monkeypatch:
 
 @pytest.mark.usefixtures("nothing_else_to_sweep")
 @pytest.mark.parametrize("place", ["memory", "disk"])
-def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+def test_only_old_unlocked_folders_are_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
     prefix = f"rankscope-{os.getuid()}-"
     in_use, abandoned, young, foreign = (
         tmp_path / name for name in (f"{prefix}held", f"{prefix}left", f"{prefix}young", "rankscope-x-1")
@@ -69,7 +69,7 @@ def test_only_old_folders_that_nobody_holds_are_swept(tmp_path: Path, monkeypatc
     assert set(tmp_path.iterdir()) == {young, foreign}
 
 
-def test_foreign_files_in_local_memory_are_neither_awaited_nor_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_foreign_files_in_local_memory_neither_block_nor_are_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given old folders of the right name: one whose lock is a FIFO without a writer, one whose lock is a link
     piped, linked, outside = (tmp_path / name for name in ("rankscope-1-piped", "rankscope-1-linked", "outside"))
     for folder in (piped, linked):
@@ -101,9 +101,7 @@ def test_foreign_files_in_local_memory_are_neither_awaited_nor_followed(tmp_path
 
 @pytest.mark.parametrize("reason", ["full", "read-only"])
 @pytest.mark.parametrize("of_launcher", [False, True])
-def test_folders_that_cannot_be_used_are_passed_over(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_launcher: bool, reason: str
-) -> None:
+def test_unusable_folders_are_skipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *, of_launcher: bool, reason: str) -> None:
     memory, disk = tmp_path / "memory", tmp_path / "disk"
     for folder in (memory, disk):
         folder.mkdir()
@@ -143,13 +141,13 @@ def test_folders_that_cannot_be_used_are_passed_over(
     os.close(handle)
 
 
-def test_where_no_folder_has_room_the_first_is_tried(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_first_folder_is_tried_when_none_has_enough_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
     monkeypatch.setattr(scratch, "_free", lambda _folder: 0)
     assert scratch.make_scratch("rank0").parent == tmp_path
 
 
-def test_in_a_folder_that_is_everybodys_there_is_no_launcher_to_tell(tmp_path: Path) -> None:
+def test_world_writable_launcher_folder_gets_no_notes(tmp_path: Path) -> None:
     rank = scratch.make_scratch("rank0", str(tmp_path))
     os.close(scratch.hold(tmp_path))
     tmp_path.chmod(0o1777)
@@ -160,7 +158,7 @@ def test_in_a_folder_that_is_everybodys_there_is_no_launcher_to_tell(tmp_path: P
     assert scratch.recorded_ranks(tmp_path) == frozenset({(1, 5)})
 
 
-def test_a_trace_goes_to_disk_if_memory_is_short_and_nowhere_if_both_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_trace_goes_to_disk_if_memory_is_full_and_is_dropped_if_both_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert scratch.trace_folder(tmp_path, 1) == tmp_path
     room = {tmp_path: 0}
     monkeypatch.setattr(scratch, "_free", lambda folder: room.get(folder, 10**12))
@@ -174,14 +172,14 @@ def test_a_trace_goes_to_disk_if_memory_is_short_and_nowhere_if_both_are(tmp_pat
     assert scratch.trace_folder(tmp_path, 1) is None
 
 
-def test_traces_of_all_ranks_of_a_host_share_its_room(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_traces_of_all_ranks_of_a_host_share_the_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     room = {tmp_path: 8 * scratch.MIN_FREE_BYTES}
     monkeypatch.setattr(scratch, "_free", lambda folder: room.get(folder, 0))
     assert scratch.room_for_trace(tmp_path, 8) == tmp_path
     assert scratch.room_for_trace(tmp_path, 9) is None
 
 
-def test_the_copy_is_as_old_as_the_dump(tmp_path: Path) -> None:
+def test_copied_dump_keeps_the_modification_time(tmp_path: Path) -> None:
     # the time of the dump shows how long a rank had waited
     source, target = tmp_path / "source", tmp_path / "flight" / "target"
     source.write_bytes(b"record_id")
@@ -190,7 +188,7 @@ def test_the_copy_is_as_old_as_the_dump(tmp_path: Path) -> None:
     assert (target.read_bytes(), target.stat().st_mtime_ns) == (b"record_id", 10**18)
 
 
-def test_only_regular_files_of_a_sensible_size_are_copied(tmp_path: Path) -> None:
+def test_only_regular_files_within_the_size_limit_are_copied(tmp_path: Path) -> None:
     large = tmp_path / "large"
     with large.open("wb") as sparse:
         sparse.truncate(MAX_BYTES + 1)
@@ -203,7 +201,7 @@ def test_only_regular_files_of_a_sensible_size_are_copied(tmp_path: Path) -> Non
     assert [*(tmp_path / "out").glob("*"), *(tmp_path / "out").glob(".*")] == []
 
 
-def test_dumps_are_as_open_as_the_run_and_a_removed_run_is_not_recreated(tmp_path: Path) -> None:
+def test_dumps_have_the_permissions_of_the_run_and_recreate_no_removed_run(tmp_path: Path) -> None:
     source, attempt = tmp_path / "source", attempt_dir(tmp_path / "run", 0)
     source.write_bytes(b"dump")
     attempt.mkdir(parents=True)

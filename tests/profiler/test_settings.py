@@ -42,7 +42,7 @@ BASE: dict[str, Any] = {"run_dir": "/r", "run_id": "r", "name": "r", "start_unix
 
 
 @pytest.mark.parametrize(("name", "value"), WRONG)
-def test_a_meaningless_number_is_refused_whatever_its_source(name: str, value: Any) -> None:
+def test_invalid_number_is_refused_from_every_source(name: str, value: Any) -> None:
     with pytest.raises(ValueError, match=f"^{name} is .*, it must be"):
         RecorderSettings(**(BASE | {name: value}))
     variables = RecorderSettings(**BASE).environment() | {f"RANKSCOPE_{name.upper()}": str(value)}
@@ -73,7 +73,7 @@ def test_a_meaningless_number_is_refused_whatever_its_source(name: str, value: A
     ],
     ids=str,
 )
-def test_a_script_that_gives_them_trains_on_and_hears_of_it_in_one_line(
+def test_invalid_options_log_one_line_and_the_script_continues(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], wrong: dict[str, Any]
 ) -> None:
     from rankscope.profiler.step import StepProfiler
@@ -91,7 +91,7 @@ def test_a_script_that_gives_them_trains_on_and_hears_of_it_in_one_line(
 
 
 @pytest.mark.usefixtures("require_torch")
-def test_a_script_hears_of_a_variable_that_means_nothing_too(
+def test_invalid_variable_of_a_script_is_logged_in_one_line(
     tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from rankscope.profiler.step import StepProfiler
@@ -107,7 +107,7 @@ def test_a_script_hears_of_a_variable_that_means_nothing_too(
 
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize("budget", ["2%", "0.02", 0.02])
-def test_a_script_says_its_budget_as_people_do_and_the_rest_by_variables(
+def test_script_options_accept_a_text_budget_and_override_variables(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, budget: str | float
 ) -> None:
     from rankscope.profiler.step import StepProfiler
@@ -125,7 +125,7 @@ def test_a_script_says_its_budget_as_people_do_and_the_rest_by_variables(
 
 
 @pytest.mark.usefixtures("require_torch")
-def test_the_options_in_a_script_are_those_of_the_settings(tmp_path: Path) -> None:
+def test_script_options_match_the_settings(tmp_path: Path) -> None:
     from rankscope.profiler.step import StepProfiler
 
     options = [name for name in inspect.signature(StepProfiler).parameters if name not in {"run_dir", "name"}]
@@ -135,7 +135,7 @@ def test_the_options_in_a_script_are_those_of_the_settings(tmp_path: Path) -> No
 
 
 @pytest.mark.usefixtures("require_torch")
-def test_metrics_go_to_the_exporters_folder_where_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_spool_is_the_exporter_folder_when_writable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope.profiler.step import StepProfiler
 
     monkeypatch.setattr(settings_module, "SPOOL_DIR", tmp_path / "spool")
@@ -150,7 +150,7 @@ def test_metrics_go_to_the_exporters_folder_where_that_is_there(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize(("error", "end"), [(KeyboardInterrupt, "interrupted"), (SystemExit, "exit"), (ValueError, "crash")])
-def test_a_script_that_was_interrupted_has_not_crashed(
+def test_interrupted_script_is_not_recorded_as_a_crash(
     torch_ranks: PreloadedTorch, tmp_path: Path, error: type[BaseException], end: str
 ) -> None:
     script = (
@@ -177,7 +177,7 @@ def test_a_script_that_was_interrupted_has_not_crashed(
         ("sh -c 'A=1 HF_TOKEN=s3cret x.py --api-key s3cret --lr 1'", "sh -c 'A=1 HF_TOKEN=*** x.py --api-key *** --lr 1'"),
     ],
 )
-def test_values_of_secrets_are_masked(command: str, shown: str) -> None:
+def test_secret_values_are_masked(command: str, shown: str) -> None:
     assert shlex.join(masked(shlex.split(command))) == shown
 
 
@@ -190,7 +190,7 @@ def test_values_of_secrets_are_masked(command: str, shown: str) -> None:
         "train.py --data s3://bucket/path@v2",
     ],
 )
-def test_nothing_else_is(command: str) -> None:
+def test_text_without_secrets_is_unchanged(command: str) -> None:
     assert masked(shlex.split(command)) == shlex.split(command)
 
 
@@ -200,7 +200,7 @@ WANDB = {"WANDB_ENTITY": "team a", "WANDB_PROJECT": "bert", "WANDB_RUN_ID": "x1"
 MLFLOW = {"MLFLOW_RUN_ID": "ab12", "MLFLOW_EXPERIMENT_ID": "7", "MLFLOW_TRACKING_TOKEN": "secret"}
 
 
-def test_identifiers_make_addresses_without_keys_and_passwords() -> None:
+def test_tracker_urls_contain_no_keys_or_passwords() -> None:
     environ = {**WANDB, **MLFLOW, "MLFLOW_TRACKING_URI": "https://me:secret@ml.example:5000/x/?token=secret"}
 
     assert tracker_urls(environ) == {
@@ -220,5 +220,5 @@ def test_identifiers_make_addresses_without_keys_and_passwords() -> None:
         {**WANDB, "WANDB_BASE_URL": "javascript:alert(1)"},
     ],
 )
-def test_without_an_address_there_is_no_link(environ: dict[str, str]) -> None:
+def test_tracker_without_an_address_has_no_url(environ: dict[str, str]) -> None:
     assert tracker_urls(environ) == {}

@@ -49,7 +49,7 @@ def names(folder: Path) -> list[str]:
     return sorted(entry.name for entry in folder.iterdir())
 
 
-def test_the_file_is_replaced_whole_readable_by_all_and_removed(tmp_path: Path) -> None:
+def test_spool_file_is_replaced_atomically_world_readable_and_removable(tmp_path: Path) -> None:
     spool = SpoolFile(tmp_path, claimant(run=f"../{ODD}"))
     for value in (1, 2):
         path = write(spool, value)
@@ -64,7 +64,7 @@ def test_the_file_is_replaced_whole_readable_by_all_and_removed(tmp_path: Path) 
     assert names(tmp_path) == []
 
 
-def test_ranks_of_one_name_have_slots_and_a_freed_slot_is_the_next_one(tmp_path: Path) -> None:
+def test_ranks_of_the_same_name_get_slots_and_freed_slots_are_reused(tmp_path: Path) -> None:
     spools = [SpoolFile(tmp_path, claimant(f"id-{number}")) for number in range(3)]
     paths = [write(spool) for spool in spools]
     assert [identity(path)["slot"] for path in paths] == ["0", "1", "2"]
@@ -77,7 +77,7 @@ def test_ranks_of_one_name_have_slots_and_a_freed_slot_is_the_next_one(tmp_path:
     assert write(SpoolFile(tmp_path, claimant("id-5", rank=4))).name == "run-4-0.prom"
 
 
-def test_names_that_are_one_in_a_file_name_are_two_on_the_page(tmp_path: Path) -> None:
+def test_names_that_collide_as_file_names_stay_distinct_as_labels(tmp_path: Path) -> None:
     paths = [write(SpoolFile(tmp_path, claimant(run, run=run))) for run in ("é", "è", "é" * 300)]
 
     assert [identity(path)["run"] for path in paths] == ["é", "è", "é" * (MAX_LABEL_BYTES // 2)]
@@ -85,7 +85,7 @@ def test_names_that_are_one_in_a_file_name_are_two_on_the_page(tmp_path: Path) -
     assert all(len(path.name) < 200 for path in paths)
 
 
-def test_a_new_attempt_takes_over_the_files_that_the_last_one_releases(tmp_path: Path) -> None:
+def test_new_attempt_takes_over_files_of_the_previous_attempt(tmp_path: Path) -> None:
     old = SpoolFile(tmp_path, claimant(attempt=0))
     write(old)
     new = SpoolFile(tmp_path, claimant(attempt=1))
@@ -108,7 +108,7 @@ def test_a_new_attempt_takes_over_the_files_that_the_last_one_releases(tmp_path:
         (claimant(attempt=2), claimant(attempt=1)),
     ],
 )
-def test_the_file_of_another_run_or_of_the_same_attempt_is_left_alone(theirs: Claimant, own: Claimant, tmp_path: Path) -> None:
+def test_file_of_another_run_or_of_the_same_attempt_is_left_unchanged(theirs: Claimant, own: Claimant, tmp_path: Path) -> None:
     path = write(SpoolFile(tmp_path, theirs))
     before = path.read_text()
 
@@ -116,7 +116,7 @@ def test_the_file_of_another_run_or_of_the_same_attempt_is_left_alone(theirs: Cl
     assert path.read_text() == before
 
 
-def test_a_file_that_exporters_have_forgotten_is_taken_over(tmp_path: Path) -> None:
+def test_stale_file_of_another_run_is_taken_over(tmp_path: Path) -> None:
     theirs = write(SpoolFile(tmp_path, claimant("another")))
     for age_s, name in ((FORGOTTEN_SECONDS - 1000, "run-3-1.prom"), (FORGOTTEN_SECONDS + 1000, "run-3-0.prom")):
         os.utime(theirs, (time.time() - age_s,) * 2)
@@ -126,7 +126,7 @@ def test_a_file_that_exporters_have_forgotten_is_taken_over(tmp_path: Path) -> N
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
-def test_a_slot_is_taken_whichever_user_has_it(tmp_path: Path) -> None:
+def test_slot_owned_by_another_user_is_not_reused(tmp_path: Path) -> None:
     theirs = write(SpoolFile(tmp_path, claimant(attempt=0)))
     os.chown(theirs, 1001, 1001)
     long_ago = time.time() - 2 * FORGOTTEN_SECONDS
@@ -135,7 +135,7 @@ def test_a_slot_is_taken_whichever_user_has_it(tmp_path: Path) -> None:
     assert write(SpoolFile(tmp_path, claimant(attempt=1))).name == "run-3-1.prom"
 
 
-def test_a_file_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
+def test_removed_spool_file_is_rewritten_under_a_free_slot(tmp_path: Path) -> None:
     spool = SpoolFile(tmp_path, claimant())
     path = write(spool)
     path.unlink()
@@ -147,7 +147,7 @@ def test_a_file_that_somebody_removed_is_made_again(tmp_path: Path) -> None:
     assert write(spool).name == "run-3-1.prom"
 
 
-def test_a_link_planted_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
+def test_planted_link_in_a_shared_folder_is_not_followed(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("mine")
     folder = tmp_path / "spool"
@@ -161,7 +161,7 @@ def test_a_link_planted_in_a_shared_folder_is_not_followed(tmp_path: Path) -> No
     assert not (tmp_path / "nowhere").exists()
 
 
-def test_a_folder_in_which_every_slot_is_taken_is_an_error_that_says_so(tmp_path: Path) -> None:
+def test_folder_without_a_free_slot_raises_an_error_with_the_reason(tmp_path: Path) -> None:
     for slot in range(MAX_SLOTS):
         (tmp_path / f"run-3-{slot}.prom").mkdir()
 
@@ -183,7 +183,7 @@ print(spool.path.name)
 """
 
 
-def test_ranks_that_claim_at_the_same_moment_get_different_slots(tmp_path: Path) -> None:
+def test_ranks_claiming_concurrently_get_different_slots(tmp_path: Path) -> None:
     command = [sys.executable, "-c", CLAIM, str(tmp_path)]
     processes = [
         subprocess.Popen([*command, str(number)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for number in range(6)
@@ -203,7 +203,7 @@ def test_ranks_that_claim_at_the_same_moment_get_different_slots(tmp_path: Path)
         assert f'slot="{name[6:-5]}"' in (tmp_path / name).read_text()
 
 
-def test_on_a_file_system_without_links_a_slot_is_claimed_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_slot_is_claimed_on_a_file_system_without_hard_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -215,7 +215,7 @@ def test_on_a_file_system_without_links_a_slot_is_claimed_all_the_same(tmp_path:
     assert names(tmp_path) == ["run-3-0.prom", "run-3-1.prom"]
 
 
-def test_names_that_people_chose_cannot_spoil_the_file() -> None:
+def test_user_chosen_names_are_escaped_and_truncated() -> None:
     text = label_text(f"{ODD}\x1b\x00\udcff")
 
     assert text == f"{ODD}???"
@@ -223,7 +223,7 @@ def test_names_that_people_chose_cannot_spoil_the_file() -> None:
     assert label_text("ä" * 100, 5) == "ää"
 
 
-def test_only_files_of_this_user_are_cleared_away_when_a_job_is_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_files_of_this_user_are_removed_after_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     victim = tmp_path / "victim"
     victim.touch()
     (tmp_path / "mine.prom").touch()

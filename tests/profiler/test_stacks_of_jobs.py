@@ -83,7 +83,7 @@ def places(run: Path, rank: int) -> Counter[tuple[str, int]]:
     return result
 
 
-def test_the_line_of_a_stall_stands_out_on_its_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_sampled_stacks_show_the_line_of_a_stall_on_the_slow_rank(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     run = tmp_path / "run"
     record(torch_ranks, run, "forward", 2)
     place = (JOB.name, planted("forward"))
@@ -104,9 +104,7 @@ def test_the_line_of_a_stall_stands_out_on_its_rank(torch_ranks: PreloadedTorch,
     ("kind", "call", "phase"),
     [("forward", "time.sleep", "forward"), ("collate", "time.sleep", "data"), ("extension", "zlib.compress", "forward")],
 )
-def test_the_verdict_names_the_line_of_a_stall(
-    torch_ranks: PreloadedTorch, tmp_path: Path, kind: str, call: str, phase: str
-) -> None:
+def test_verdict_names_the_line_of_a_stall(torch_ranks: PreloadedTorch, tmp_path: Path, kind: str, call: str, phase: str) -> None:
     record(torch_ranks, tmp_path / "run", kind, 3)
     analysis = analyze([tmp_path / "run"])
     verdict, line = analysis.verdict, analysis.verdict.stalls_at
@@ -141,7 +139,7 @@ def test_the_verdict_names_the_line_of_a_stall(
         ("own_process", None, "worker_process"),
     ],
 )
-def test_slow_loading_is_input_at_the_line_of_the_dataset(
+def test_slow_loading_is_an_input_verdict_at_the_line_of_the_dataset(
     torch_ranks: PreloadedTorch, tmp_path: Path, kind: str, explained_by: str | None, runs_in: str
 ) -> None:
     record(torch_ranks, tmp_path / "run", kind, 3, LOADING)
@@ -158,7 +156,7 @@ def test_slow_loading_is_input_at_the_line_of_the_dataset(
 @pytest.mark.full
 @pytest.mark.alone
 @pytest.mark.parametrize("kind", ["lock", "log"])
-def test_a_stall_of_the_host_beside_a_background_loader_is_no_input(
+def test_host_stall_beside_a_background_loader_is_not_an_input_verdict(
     torch_ranks: PreloadedTorch, tmp_path: Path, kind: str
 ) -> None:
     record(torch_ranks, tmp_path / "run", kind, 3, LOADING)
@@ -170,7 +168,7 @@ def test_a_stall_of_the_host_beside_a_background_loader_is_no_input(
 
 @pytest.mark.full
 @pytest.mark.alone
-def test_without_a_stall_no_line_is_named(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_verdict_names_no_line_without_a_stall(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     record(torch_ranks, tmp_path / "run", "none", 3)
     assert analyze([tmp_path / "run"]).verdict.stalls_at is None
 
@@ -190,7 +188,7 @@ while time.time() < end:
 
 
 @pytest.mark.full
-def test_denied_reading_is_recorded_with_its_reason_and_training_goes_on(tmp_path: Path) -> None:
+def test_denied_py_spy_is_recorded_with_the_reason_and_recording_continues(tmp_path: Path) -> None:
     setpriv = shutil.which("setpriv")
     if setpriv is None:
         skip_or_fail("setpriv is not installed: apt-get install util-linux")

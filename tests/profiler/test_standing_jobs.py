@@ -72,7 +72,7 @@ def hang(cli: Cli, run: Path) -> dict[str, Any]:
         pytest.param("gather", ("forward", None, None), "forward", marks=pytest.mark.full),
     ],
 )
-def test_the_rank_that_does_not_wait_is_named(
+def test_rank_that_does_not_wait_is_the_hang_culprit(
     cli: Cli, start: Start, tmp_path: Path, *, fault: str, late: tuple[str, str | None, str | None], others: str
 ) -> None:
     run = tmp_path / "run"
@@ -88,7 +88,7 @@ def test_the_rank_that_does_not_wait_is_named(
 
 
 @pytest.mark.full
-def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: Path) -> None:
+def test_hang_in_which_all_ranks_wait_has_no_culprit(cli: Cli, start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
     activities = standing(run, start("all"))
     assert {row.waiting for row in activities.values()} == {True}
@@ -97,7 +97,7 @@ def test_a_job_in_which_all_wait_names_nobody(cli: Cli, start: Start, tmp_path: 
 
 
 @pytest.mark.full
-def test_a_rank_that_goes_on_or_ends_leaves_no_file(start: Start, tmp_path: Path) -> None:
+def test_resumed_or_ended_rank_leaves_no_activity_file(start: Start, tmp_path: Path) -> None:
     run = tmp_path / "run"
     job = start("stopped")
     standing(run, job)

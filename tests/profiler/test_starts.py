@@ -47,7 +47,7 @@ def joined(  # what may differ between two processes
     return store
 
 
-def test_ranks_of_one_start_meet_and_those_of_the_next_in_the_next_attempt(tmp_path: Path) -> None:
+def test_ranks_of_one_start_share_an_attempt_and_later_starts_get_another(tmp_path: Path) -> None:
     for start in range(3):
         stores = [joined(tmp_path, rank, 1000 + 20 * start, host=f"h{rank}") for rank in (start % 2, 1 - start % 2)]
         assert [store.attempt for store in stores] == [start, start]
@@ -59,7 +59,7 @@ def test_ranks_of_one_start_meet_and_those_of_the_next_in_the_next_attempt(tmp_p
 
 
 @pytest.mark.parametrize("host", ["h", "another"])
-def test_who_had_no_place_in_the_start_before_does_not_take_it_now(tmp_path: Path, host: str) -> None:
+def test_rank_absent_from_the_previous_start_joins_the_next_attempt(tmp_path: Path, host: str) -> None:
     # Given a start in which rank 1 never reached its first step, and rank 0 ended
     before = joined(tmp_path, 0, 1000)
     ended = msgspec.structs.replace(before._handover.rank, end_unix_ns=1006 * SECOND)
@@ -69,23 +69,23 @@ def test_who_had_no_place_in_the_start_before_does_not_take_it_now(tmp_path: Pat
     assert joined(tmp_path, 0, 1008).attempt == 1
 
 
-def test_where_a_host_was_lost_the_time_between_the_starts_tells(tmp_path: Path) -> None:
+def test_time_between_starts_separates_attempts_after_a_lost_host(tmp_path: Path) -> None:
     joined(tmp_path, 0, 1000)
     assert joined(tmp_path, 1, 1100, host="another").attempt == 1
 
 
-def test_clocks_that_differ_do_not_part_the_ranks_of_one_start(tmp_path: Path) -> None:
+def test_clock_skew_does_not_separate_ranks_of_one_start(tmp_path: Path) -> None:
     stores = [joined(tmp_path, rank, 1000 + skew, host=f"h{rank}") for rank, skew in enumerate((0, 12, -12))]
     assert {store.attempt for store in stores} == {0}
 
 
-def test_another_job_and_another_world_size_are_attempts_of_their_own(tmp_path: Path) -> None:
+def test_another_job_or_world_size_is_a_separate_attempt(tmp_path: Path) -> None:
     stores = [joined(tmp_path, rank, 1000, key=key) for key in ("one", "two") for rank in (0, 1)]
     assert [store.attempt for store in stores] == [0, 0, 1, 1]
     assert joined(tmp_path, 0, 1000, key="one", world_size=3).attempt == 2
 
 
-def test_a_process_beside_a_rank_that_lives_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_second_process_of_a_live_rank_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     now = time.time_ns() // SECOND
     assert joined(tmp_path, 0, now, pid=os.getpid()).begun
     assert joined(tmp_path, 0, now - 1).refused
@@ -93,12 +93,12 @@ def test_a_process_beside_a_rank_that_lives_is_refused(tmp_path: Path, capsys: p
     assert not attempt_dir(tmp_path, 1).exists()
 
 
-def test_without_an_agent_the_number_holds_while_its_rank_may_live(tmp_path: Path) -> None:
+def test_attempt_number_is_kept_without_an_agent_and_duplicate_is_refused(tmp_path: Path) -> None:
     assert joined(tmp_path, 0, 1000, key=None, attempt=3, host="another").attempt == 3
     assert joined(tmp_path, 0, 1100, key=None, attempt=3).refused
 
 
-def test_a_second_program_of_one_command_is_the_next_attempt(tmp_path: Path) -> None:
+def test_second_program_of_one_command_is_the_next_attempt(tmp_path: Path) -> None:
     # As a fold after another, each with its own processes
     folds = [[joined(tmp_path, rank, 1000 + 100 * fold, key=None) for rank in range(2)] for fold in range(3)]
     assert [[store.attempt for store in fold] for fold in folds] == [[0, 0], [1, 1], [2, 2]]
@@ -106,7 +106,7 @@ def test_a_second_program_of_one_command_is_the_next_attempt(tmp_path: Path) -> 
     assert [joined(tmp_path, rank, 2000, key=None, world_size=4).attempt for rank in range(4)] == [3] * 4
 
 
-def test_the_agents_count_matters_only_where_there_is_no_agent_to_be_known() -> None:
+def test_restart_count_is_used_only_without_an_identified_agent() -> None:
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1, attempt=3)
     assert settings.elastic_attempt({}) == 3
     assert settings.elastic_attempt({"TORCHELASTIC_RESTART_COUNT": "2"}) == 5
@@ -116,7 +116,7 @@ def test_the_agents_count_matters_only_where_there_is_no_agent_to_be_known() -> 
     assert len(keys) == 4
 
 
-def test_when_a_process_began_is_known_while_it_lives() -> None:
+def test_process_start_time_is_available_only_while_the_process_lives() -> None:
     before = time.time_ns()
     with subprocess.Popen(["sleep", "60"]) as child:
         began = process_start_unix_ns(child.pid)

@@ -33,7 +33,7 @@ def no_wrappers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
 
 
-def test_one_left_without_a_step_leaves_nothing_to_the_next(tmp_path: Path) -> None:
+def test_recording_without_a_step_leaves_no_state_for_the_next(tmp_path: Path) -> None:
     with StepProfiler(tmp_path / "a") as first, StepProfiler(tmp_path / "b") as inner:
         assert inner._recorder is None, "another recording goes on"
     _recorder = first._recorder
@@ -45,7 +45,7 @@ def test_one_left_without_a_step_leaves_nothing_to_the_next(tmp_path: Path) -> N
         assert second._recorder.settings.run_dir == str(tmp_path / "c")
 
 
-def test_the_launchers_recorder_is_the_first_ones_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launcher_settings_apply_to_the_first_recording_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     launched = RecorderSettings(run_dir=str(tmp_path / "launched"), run_id="r", name="r", start_unix_ns=1)
     with monkeypatch.context() as patch:
         for name, value in launched.environment().items():
@@ -76,7 +76,7 @@ class Loader:
 
 
 @pytest.mark.parametrize("recorded", [True, False])
-def test_a_loader_stays_one(tmp_path: Path, recorded: bool) -> None:
+def test_wrapped_loader_behaves_like_the_original(tmp_path: Path, recorded: bool) -> None:
     profiler = StepProfiler(tmp_path / "run")
     if recorded:
         profiler.__enter__()
@@ -95,7 +95,7 @@ def test_a_loader_stays_one(tmp_path: Path, recorded: bool) -> None:
     assert next(iterator), "also after the end"
 
 
-def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
+def test_batches_count_as_data_phase_and_their_contents_as_work() -> None:
     recorder = StepRecorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1), explicit=True)
     profiler = StepProfiler("/r")
     profiler._recorder = recorder
@@ -117,7 +117,7 @@ def test_batches_are_the_data_phase_and_what_they_hold_the_work() -> None:
         (ValueError(), EndState.CRASH),
     ],
 )
-def test_what_ends_a_script_is_a_crash_or_not(error: BaseException | None, end: EndState) -> None:
+def test_exception_type_determines_the_end_state(error: BaseException | None, end: EndState) -> None:
     assert end_of(error) is end
 
 
@@ -132,7 +132,7 @@ def train(prof: StepProfiler, steps: int) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("moves", ["from thread to thread", "away from the main thread"])
-def test_training_that_moves_to_another_thread_is_recorded_there(tmp_path: Path, moves: str) -> None:
+def test_training_moved_to_another_thread_is_still_recorded(tmp_path: Path, moves: str) -> None:
     with StepProfiler(tmp_path / "run", window_steps=0, exporter_url=None, stacks_seconds=None) as prof:
         if moves == "away from the main thread":
             train(prof, 10)

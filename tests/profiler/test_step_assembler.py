@@ -79,14 +79,14 @@ def record_of(*happened: list[int], flags: int = NOTED) -> StepRecord:
     return step_of(*happened, flags=flags).record
 
 
-def test_a_section_across_the_end_of_a_step_is_shared_out() -> None:
+def test_section_across_the_end_of_a_step_is_split_between_both_steps() -> None:
     taker = assembler()
     taker.add(step_words(0, at(SECTION, 30, detail(0)), start_ns=START, wall_ns=100))
     taker.add(step_words(1, at(SECTION_ENDS, 130, detail(0)), start_ns=START + 100, wall_ns=50))
     assert [step.record.sections_us for step in taker.remaining_steps()] == [{"loss": 0.07}, {"loss": 0.03}]
 
 
-def test_a_usual_step() -> None:
+def test_typical_step_has_phases_blocked_time_and_work() -> None:
     step = step_of(
         at(DATA, 100), at(BATCH, 150, *numbers(8, 24)), at(MODEL_INPUT, 160, detail(30)), at(BACKWARD, 300),
         at(READY, 500), at(LEAVE, 600), at(OPTIMIZER, 650), at(COLLECTED, 700, *numbers(5, 0)),
@@ -119,7 +119,7 @@ stories = st.lists(st.tuples(st.sampled_from(list(KINDS)), st.integers(0, 1000),
 
 
 @given(stories, st.sampled_from([NOT_KNOWN, NOT_AT_ALL, AS_NOTED, IF_NOTED]))
-def test_whatever_happens_the_phases_are_the_whole_step(story: list[tuple[int, int, int]], waiting: int) -> None:
+def test_phases_always_sum_to_the_whole_step(story: list[tuple[int, int, int]], waiting: int) -> None:
     later, happened = 0, []
     for kind, more, number in story:
         later += more
@@ -135,7 +135,7 @@ def test_whatever_happens_the_phases_are_the_whole_step(story: list[tuple[int, i
         assert record.blocked_total_us == 0
 
 
-def test_waits_count_once_and_one_that_nobody_saw_makes_all_unknown() -> None:
+def test_waits_count_once_and_an_unseen_wait_makes_blocked_time_unknown() -> None:
     # Given a wait before the last gradient at 400, one after it, and a pass inside the pass
     happened = [
         at(BACKWARD, 100),
@@ -156,7 +156,7 @@ def test_waits_count_once_and_one_that_nobody_saw_makes_all_unknown() -> None:
     assert record_of(at(WAIT, 1), at(WAITED, 2), flags=SEEN | IF_NOTED << WAITING).blocked_total_us == 0.001
 
 
-def test_what_the_script_says() -> None:
+def test_work_tags_and_metrics_of_the_script_are_recorded() -> None:
     metrics = [at(METRIC, 5, detail(3 + number), *details_of_float(number / 2)) for number in range(MAX_METRICS + 2)]
     record = record_of(
         at(DATA, 0), at(BATCH, 1, *numbers(8, 16)), at(WORK, 2, *numbers(3, 4), *details_of_float(5.0)), at(TAG, 1, detail(0)),
@@ -168,7 +168,7 @@ def test_what_the_script_says() -> None:
     assert record.metrics == {"m0": -1.0, **{f"m{number}": number / 2 for number in range(1, MAX_METRICS)}}
 
 
-def test_checkpoints_are_timed_where_the_script_does_not_tag_its_own() -> None:
+def test_checkpoints_are_timed_unless_the_script_tags_a_checkpoint() -> None:
     happened = [at(CHECKPOINT_BEGINS, 100), at(CHECKPOINT_ENDS, 400)]
     record = record_of(*happened)
     assert (record.tags, record.sections_us, record.phases_us.between_steps) == (["checkpoint"], {"checkpoint": 0.3}, 1.0)
@@ -182,7 +182,7 @@ def test_checkpoints_are_timed_where_the_script_does_not_tag_its_own() -> None:
     assert [step.record.sections_us for step in taker.remaining_steps()] == [{"checkpoint": 0.05}, {"checkpoint": 0.03}, {}]
 
 
-def test_work_at_the_model_adds_up_without_evaluation_and_is_no_samples() -> None:
+def test_model_work_is_summed_without_evaluation_and_gives_no_sample_count() -> None:
     record = record_of(
         at(MODEL_INPUT, 1, detail(16)), at(BACKWARD, 2), at(LEAVE, 3), at(MODEL_EVALUATES, 4, detail(0)),
         at(MODEL_INPUT, 5, detail(99)), at(MODEL_TRAINS, 6, detail(1)), at(MODEL_INPUT, 7, detail(4)), at(BACKWARD, 8),
@@ -190,7 +190,7 @@ def test_work_at_the_model_adds_up_without_evaluation_and_is_no_samples() -> Non
     assert (record.model_elements, record.input_elements, record.samples, record.tags) == (20, None, None, ["eval"])
 
 
-def test_time_does_not_run_backward_where_a_signal_handler_came_between() -> None:
+def test_out_of_order_times_never_make_a_phase_negative() -> None:
     record = record_of(at(CHECKPOINT_BEGINS, 100), at(CHECKPOINT_ENDS, 800), at(BACKWARD, 90), at(LEAVE, 900))
     assert record.phases_us == PhaseTimes(forward=0.1, backward=0.1, between_steps=0.8)
     assert sum(record.phases_us.get(phase) or 0 for phase in PHASES) == pytest.approx(1.0)
@@ -206,7 +206,7 @@ def short_step(number: int, wall_ns: int, **options: Any) -> list[int]:
     return step_words(number, start_ns=START, wall_ns=wall_ns, **options)
 
 
-def test_short_steps_share_a_reading_and_the_parts_add_up() -> None:
+def test_short_steps_share_one_usage_reading_and_the_parts_add_up() -> None:
     taker = assembler()
     blocked = [at(WAIT, 0), at(WAITED, 3_000)]
     # Given three steps of which only the last has a reading, which covers all of them
@@ -226,7 +226,7 @@ def test_short_steps_share_a_reading_and_the_parts_add_up() -> None:
 
 
 @pytest.mark.parametrize("lost", [1, 2])
-def test_of_a_span_with_a_missing_step_nothing_is_known(lost: int) -> None:
+def test_usage_of_a_span_with_a_missing_step_is_unknown(lost: int) -> None:
     # Given two readings, after the first step and after the last, and a step between them that was dropped
     steps = [short_step(number, 1000) for number in range(1, 4) if number != lost]
     first = [usage(0, 0, 0, 0, begins=True), short_step(0, 1000), usage(1, 1, 1, 1)]
@@ -234,7 +234,7 @@ def test_of_a_span_with_a_missing_step_nothing_is_known(lost: int) -> None:
     assert [row.voluntary_switches for row in records] == [1, None, None]
 
 
-def test_steps_without_a_reading_are_written_all_the_same() -> None:
+def test_steps_without_a_usage_reading_are_still_written() -> None:
     now = 0.0
     taker = assembler(clock=lambda: now)
     # The recorder's own time between two readings is nobody's
@@ -256,7 +256,7 @@ def test_steps_without_a_reading_are_written_all_the_same() -> None:
     assert [step.record.step for step in taker.remaining_steps()] == [2000]
 
 
-def test_memory_is_that_of_the_last_step() -> None:
+def test_memory_reading_belongs_to_the_last_step() -> None:
     memory = event(MEMORY, 1, *numbers(1, None, 3, 4, 5))
     first, second = taken(assembler(), short_step(0, 10), short_step(1, 10), memory, usage(0, 0, 0, 0))
     assert (first.resident_bytes, first.peak_allocated_bytes) == (None, None)
@@ -277,7 +277,7 @@ def device_step(number: int, flags: int = SEEN | AWAITS_DEVICE | SIGNALLED) -> l
     ]
 
 
-def test_device_times_are_joined_to_their_step_and_keep_the_order_of_steps() -> None:
+def test_device_times_are_joined_to_their_step_and_keep_the_step_order() -> None:
     now = 0.0
     taker = assembler(clock=lambda: now)
     assert (
@@ -300,7 +300,7 @@ def test_device_times_are_joined_to_their_step_and_keep_the_order_of_steps() -> 
     assert row.device_blocked_us is None
 
 
-def test_steps_wait_for_device_times_not_for_ever_nor_in_any_number() -> None:
+def test_steps_wait_for_device_times_with_limits_on_time_and_count() -> None:
     now = 0.0
     taker = assembler(clock=lambda: now)
     records = taken(taker, usage(0, 0, 0, 0, begins=True), *[device_step(number) for number in range(MAX_HELD + 3)])
@@ -311,7 +311,7 @@ def test_steps_wait_for_device_times_not_for_ever_nor_in_any_number() -> None:
     assert [(step.record.step, step.record.device_us) for step in taker.remaining_steps()] == [(100, None)]
 
 
-def test_words_may_be_cut_anywhere_and_unfinished_steps_are_kept() -> None:
+def test_words_may_be_split_anywhere_and_unfinished_steps_are_kept() -> None:
     window = words_of_message(MessageKind.WINDOW, b"a window " * 5)
     stream = [*device_step(0), *window, *device_step(1), *on_device(0, 0, 1, 2, 3, 4, 5), *usage(0, 0, 0, 0)]
     whole = assembler()

@@ -42,7 +42,9 @@ from rankscope.runs.records import PHASES
 
 
 @given(st.none() | st.integers(0, 2**62 - 2), st.none() | st.floats(allow_nan=False), st.binary(max_size=300))
-def test_what_a_word_says_comes_out_and_none_is_zero(number: int | None, real: float | None, content: bytes) -> None:
+def test_encoded_words_decode_to_the_same_value_and_are_never_zero(
+    number: int | None, real: float | None, content: bytes
+) -> None:
     assert value_of(detail(number)) == number
     assert float_of(*details_of_float(real)) == real
     message = words_of_message(MessageKind.WINDOW, content)
@@ -53,14 +55,14 @@ def test_what_a_word_says_comes_out_and_none_is_zero(number: int | None, real: f
     assert all(0 < word < 2**64 for word in written)
 
 
-def test_names_are_cut_where_a_letter_ends_and_can_always_be_written() -> None:
+def test_names_are_truncated_at_a_character_and_are_always_encodable() -> None:
     assert short("forward") == "forward"
     assert short("\N{OWL}" * 100) == "\N{OWL}" * (MAX_NAME_BYTES // 4)
     assert short("caf\udce9") == "caf?"
     assert short(7) == "7"
 
 
-def test_sections_add_up_and_one_inside_itself_counts_once() -> None:
+def test_sections_are_summed_and_a_nested_repetition_counts_once() -> None:
     sections = Sections()
     for start in (0, 100):
         sections.enter("loss", start)
@@ -128,7 +130,7 @@ EVALUATIONS: dict[str, Events] = {
 
 
 @pytest.mark.parametrize("kind", EVALUATIONS)
-def test_an_evaluation_before_a_step_is_between_steps(kind: str) -> None:
+def test_evaluation_before_a_step_is_between_steps(kind: str) -> None:
     times, tags, work = decoded([*EVALUATIONS[kind], *TRAINS], end=200)
     assert times == TRAINED
     assert tags == ["eval"]
@@ -136,7 +138,7 @@ def test_an_evaluation_before_a_step_is_between_steps(kind: str) -> None:
 
 
 @pytest.mark.parametrize("kind", list(EVALUATIONS)[:3])
-def test_an_evaluation_in_the_middle_of_a_step_is_no_forward_pass(kind: str) -> None:
+def test_evaluation_within_a_step_is_not_a_forward_pass(kind: str) -> None:
     middle = [(at + 20, word) for at, word in EVALUATIONS[kind]]
     last = middle[-1][0]
     events = [(0, "data"), (10, "batch"), *middle, (last + 5, "backward"), (last + 55, "end"), (last + 55, "optimizer")]
@@ -147,7 +149,7 @@ def test_an_evaluation_in_the_middle_of_a_step_is_no_forward_pass(kind: str) -> 
 
 
 @pytest.mark.parametrize("frozen", ["before the loop", "in every step"])
-def test_a_frozen_part_of_a_model_is_no_evaluation(frozen: str) -> None:
+def test_frozen_part_of_a_model_is_not_an_evaluation(frozen: str) -> None:
     first, second = [(100, "eval()")], [(112, "train()"), (113, "eval()")]
     events = [*first, *TRAINS] if frozen == "before the loop" else [*TRAINS[:2], *second, *TRAINS[2:]]
     times, tags, work = decoded(events, end=200)
@@ -176,7 +178,7 @@ def now_in(*happened: list[int]) -> tuple[str, int, bool] | None:
         ([at(OPTIMIZER, 10), at(LEAVE, 20)], ("between_steps", 20, False)),
     ],
 )
-def test_the_phase_a_rank_is_in_now(happened: Sequence[list[int]], expected: tuple[str, int, bool] | None) -> None:
+def test_current_phase_of_a_rank_is_decoded(happened: Sequence[list[int]], expected: tuple[str, int, bool] | None) -> None:
     assert now_in(*happened) == expected
 
 
@@ -190,7 +192,7 @@ def test_the_phase_a_rank_is_in_now(happened: Sequence[list[int]], expected: tup
         ([at(DATA, 10)], START + 20, ("data", 10, False)),
     ],
 )
-def test_a_pass_waits_from_the_time_its_graph_is_exhausted(
+def test_backward_pass_waits_once_the_graph_is_exhausted(
     happened: Sequence[list[int]], ready_ns: int, expected: tuple[str, int, bool]
 ) -> None:
     doing = activity([word for words_ in happened for word in words_], ready_ns)
@@ -198,7 +200,7 @@ def test_a_pass_waits_from_the_time_its_graph_is_exhausted(
     assert (PHASES[doing.phase], doing.since_ns - START, doing.waits) == expected
 
 
-def test_an_activity_tells_checkpoint_section_and_unseen_waits() -> None:
+def test_activity_includes_checkpoint_section_and_unseen_waits() -> None:
     sections = [*at(SECTION, 1, detail(3)), *at(SECTION, 2, detail(4)), *at(SECTION_ENDS, 3, detail(4))]
     inside = activity([*sections, *at(CHECKPOINT_BEGINS, 5), *at(UNSEEN_WAIT, 6)])
     after = activity([*sections, *at(CHECKPOINT_BEGINS, 5), *at(CHECKPOINT_ENDS, 7)])

@@ -59,7 +59,7 @@ def test_waits_and_collectives_of_a_second_group_are_recorded(torch_ranks: Prelo
 
 @pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root")
-def test_ranks_that_srun_starts_are_recorded_as_slurm_counts_them(
+def test_ranks_started_by_srun_are_recorded_with_slurm_rank_numbers(
     tmp_path: Path, require_program: Callable[[str], str], free_port: Callable[[], int]
 ) -> None:
     (tmp_path / "slurm").mkdir()
@@ -100,7 +100,9 @@ UNEVEN_JOB = Path(__file__).parent / "jobs" / "uneven.py"
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize(("case", "more"), [("extra", 4), ("join", 12), ("even", 0), ("pause", 0)])
-def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_steps_of_the_same_time_are_compared_between_ranks(
+    case: str, more: int, torch_ranks: PreloadedTorch, tmp_path: Path
+) -> None:
     run = tmp_path / "run"
     windows = {"window_first": 60, "window_every": 0, "window_steps": 3}
     assert recorded_job(torch_ranks.command(2, UNEVEN_JOB, case), run, **windows).status == 0
@@ -117,7 +119,7 @@ def test_steps_of_the_same_time_are_compared(case: str, more: int, torch_ranks: 
 
 
 @pytest.mark.full
-def test_ranks_without_torch_distributed_are_not_said_to_wait_for_none(tmp_path: Path) -> None:
+def test_ranks_without_torch_distributed_have_insufficient_data(tmp_path: Path) -> None:
     variables = "OMPI_COMM_WORLD_SIZE=2 OMPI_COMM_WORLD_RANK=$rank OMPI_COMM_WORLD_LOCAL_RANK=$rank"
     command = f"for rank in 0 1; do {variables} {sys.executable} {UNEVEN_JOB} alone & done; wait"
     verdict = analyze([record(tmp_path / "run", ["bash", "-c", command])]).verdict
@@ -129,7 +131,7 @@ def test_ranks_without_torch_distributed_are_not_said_to_wait_for_none(tmp_path:
 
 
 @pytest.mark.full
-def test_processes_that_share_a_model_are_not_said_to_be_alone(tmp_path: Path) -> None:
+def test_processes_that_share_a_model_have_insufficient_data(tmp_path: Path) -> None:
     verdict = analyze([record(tmp_path / "run", [sys.executable, str(UNEVEN_JOB), "hogwild"])]).verdict
     info = RunReader(tmp_path / "run").infos(0)[0]
     assert (info.world_size, info.process_group, info.shared_parameters) == (1, False, True)
@@ -138,7 +140,7 @@ def test_processes_that_share_a_model_are_not_said_to_be_alone(tmp_path: Path) -
 
 
 @pytest.mark.full
-def test_one_process_is_alone(tmp_path: Path) -> None:
+def test_single_process_is_reported_as_one_rank(tmp_path: Path) -> None:
     run = record(tmp_path / "run", [sys.executable, str(UNEVEN_JOB), "alone"])
     assert RunReader(run).infos(0)[0].shared_parameters is False
     assert "one rank" in analyze([run]).verdict.summary

@@ -24,7 +24,7 @@ from rankscope.runs.control import (
 )
 
 
-def test_a_request_is_handed_out_once_to_those_who_serve_its_kind(run: Path, reports: Reports) -> None:
+def test_request_is_delivered_once_to_inboxes_of_its_kind(run: Path, reports: Reports) -> None:
     # given inboxes for captures, and for dumps of two ranks
     captures = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
     dumps = [ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=rank) for rank in (0, 1)]
@@ -43,7 +43,7 @@ def test_a_request_is_handed_out_once_to_those_who_serve_its_kind(run: Path, rep
     assert reports == []
 
 
-def test_requests_come_in_the_order_in_which_they_were_made(run: Path, reports: Reports) -> None:
+def test_requests_are_ordered_by_creation_time(run: Path, reports: Reports) -> None:
     now = time.time_ns()
     made = [request_made(now - after, after) for after in (3, 1, 2)]
     for request in made:
@@ -52,7 +52,7 @@ def test_requests_come_in_the_order_in_which_they_were_made(run: Path, reports: 
     assert [request.id for request in requests] == sorted(request.id for request in made)
 
 
-def test_an_answer_reaches_who_asked_and_nobody_serves_the_request_again(run: Path, reports: Reports) -> None:
+def test_answer_reaches_the_client_and_the_request_is_not_served_again(run: Path, reports: Reports) -> None:
     request = new_request("capture")
     post(run, request)
     assert read_answer(run, request.id) is None
@@ -74,7 +74,7 @@ def test_each_rank_answers_for_itself(run: Path, reports: Reports) -> None:
     assert ControlInbox(run, "dump", since_unix_ns=0, report=reports, rank=4).pending(now=True) == [request]
 
 
-def test_what_has_been_answered_for_the_job_no_rank_does(run: Path, reports: Reports) -> None:
+def test_request_answered_for_the_job_is_not_pending_for_any_rank(run: Path, reports: Reports) -> None:
     request = new_request("dump")
     post(run, request)
     answer(run, ControlAnswer(id=request.id, accepted=False, reason="too soon", answered_unix_ns=1))
@@ -102,7 +102,7 @@ def test_answers_of_many_ranks_do_not_hide_requests(run: Path, reports: Reports,
     assert len(list((run / "control").iterdir())) == 3
 
 
-def test_answers_go_nowhere_else_and_make_no_run_again(run: Path, tmp_path: Path) -> None:
+def test_answers_follow_no_link_and_recreate_no_removed_run(run: Path, tmp_path: Path) -> None:
     # given a link in place of the folder for answers
     request = new_request("dump")
     elsewhere = tmp_path / "elsewhere"
@@ -122,7 +122,7 @@ def test_answers_go_nowhere_else_and_make_no_run_again(run: Path, tmp_path: Path
 
 
 @pytest.mark.parametrize("rank", [None, 0])
-def test_a_link_in_place_of_the_folder_is_not_written_through(tmp_path: Path, rank: int | None) -> None:
+def test_link_in_place_of_the_control_folder_is_not_written_through(tmp_path: Path, rank: int | None) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir(mode=0o700)
     run = tmp_path / "run"
@@ -137,7 +137,7 @@ def test_a_link_in_place_of_the_folder_is_not_written_through(tmp_path: Path, ra
     assert elsewhere.stat().st_mode == before.st_mode
 
 
-def test_a_link_in_place_of_a_request_is_replaced(run: Path, tmp_path: Path) -> None:
+def test_link_in_place_of_a_request_is_replaced(run: Path, tmp_path: Path) -> None:
     target, request = tmp_path / "target", new_request("dump")
     target.write_bytes(b"precious")
     (run / "control" / f"{request.id}.json").symlink_to(target)
@@ -147,9 +147,7 @@ def test_a_link_in_place_of_a_request_is_replaced(run: Path, tmp_path: Path) -> 
     assert len(list((run / "control").iterdir())) == 1
 
 
-def test_a_request_that_waits_can_be_taken_back_and_gets_too_old(
-    run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pending_request_can_be_withdrawn_and_expires(run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
     request = new_request("capture")
     path = post(run, request)
     inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
@@ -162,7 +160,7 @@ def test_a_request_that_waits_can_be_taken_back_and_gets_too_old(
     assert not inbox.still_wanted(request)
 
 
-def test_requests_of_earlier_attempts_of_the_past_or_future_are_void(run: Path, reports: Reports) -> None:
+def test_requests_of_earlier_attempts_or_distant_times_are_void(run: Path, reports: Reports) -> None:
     now, minute = time.time_ns(), 60 * 10**9
     began = now - 2 * minute
     for number, made in enumerate((began - 1, began + 1, now, now + minute, now + 11 * minute, 9_999_999_999_999_999_999)):
@@ -194,7 +192,7 @@ def test_requests_of_earlier_attempts_of_the_past_or_future_are_void(run: Path, 
     ],
     ids=lambda wrong: "-".join(f"{key}={str(value)[:12]}" for key, value in wrong.items()),
 )
-def test_what_nobody_may_ask_is_no_request(run: Path, reports: Reports, wrong: dict[str, object]) -> None:
+def test_invalid_request_file_is_ignored_and_reported_once(run: Path, reports: Reports, wrong: dict[str, object]) -> None:
     good = new_request("capture")
     write(run, f"{good.id}.json", msgspec.json.encode(msgspec.to_builtins(good) | wrong))
     inbox = ControlInbox(run, "capture", since_unix_ns=0, report=reports)
@@ -203,21 +201,21 @@ def test_what_nobody_may_ask_is_no_request(run: Path, reports: Reports, wrong: d
     assert good.id in reports[0]
 
 
-def test_nobody_can_post_what_nobody_may_ask() -> None:
+def test_invalid_request_cannot_be_created() -> None:
     with pytest.raises(msgspec.ValidationError):
         new_request("capture", steps=MAX_STEPS + 1)
     with pytest.raises(msgspec.ValidationError):
         new_request("capture", ranks=[-1])
 
 
-def test_unknown_fields_of_a_later_version_are_ignored(run: Path, reports: Reports) -> None:
+def test_unknown_fields_of_a_later_version_are_ignored_in_a_request(run: Path, reports: Reports) -> None:
     good = new_request("capture")
     write(run, f"{good.id}.json", msgspec.json.encode(msgspec.to_builtins(good) | {"colour": "blue"}))
     assert ControlInbox(run, "capture", since_unix_ns=0, report=reports).pending(now=True) == [good]
 
 
 @pytest.mark.parametrize("mode", [0o755, 0o775, 0o2775, 0o777, 0o700])
-def test_whoever_may_write_into_the_run_may_ask(tmp_path: Path, mode: int) -> None:
+def test_control_folder_has_the_mode_and_group_of_the_run(tmp_path: Path, mode: int) -> None:
     run = tmp_path / "run"
     run.mkdir()
     run.chmod(mode)
@@ -232,7 +230,7 @@ def test_whoever_may_write_into_the_run_may_ask(tmp_path: Path, mode: int) -> No
     assert made.st_gid == run.stat().st_gid
 
 
-def test_a_folder_of_another_group_is_not_opened_to_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_control_folder_is_private_when_the_group_cannot_be_set(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a run of a group to which this process cannot assign files
     run = tmp_path / "run"
     run.mkdir()

@@ -63,7 +63,7 @@ def test_old_requests_and_their_answers_are_removed(
     assert (control / strange[3] / "notes.txt").exists()
 
 
-def test_no_request_that_waits_is_removed_however_many_there_are(run: Path, reports: Reports) -> None:
+def test_pending_requests_are_never_removed_regardless_of_their_number(run: Path, reports: Reports) -> None:
     now = time.time_ns()
     for number in range(MOST_VOID + 20):
         write(run, f"{id_at(now - number, number)}.json", b"")
@@ -71,7 +71,7 @@ def test_no_request_that_waits_is_removed_however_many_there_are(run: Path, repo
     assert len(list((run / "control").iterdir())) == MOST_VOID + 20
 
 
-def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, reports: Reports, tmp_path: Path) -> None:
+def test_invalid_files_are_reported_in_one_line_and_hide_no_request(run: Path, reports: Reports, tmp_path: Path) -> None:
     # given a FIFO, a folder, links, damage of all kinds, and names that could lead elsewhere
     now = time.time_ns()
     names = (f"{id_at(now + number, number)}.json" for number in range(100))
@@ -106,7 +106,7 @@ def test_a_folder_full_of_rubbish_costs_one_line_and_no_request(run: Path, repor
 
 
 @pytest.mark.slow
-def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, reports: Reports) -> None:
+def test_any_number_of_files_keeps_memory_and_open_files_bounded(run: Path, reports: Reports) -> None:
     # given more requests than are looked at
     now = time.time_ns()
     content = run / "control" / "content"
@@ -127,9 +127,7 @@ def test_any_number_of_files_neither_hangs_nor_grows_the_helper(run: Path, repor
     assert len(reports) == 2
 
 
-def test_requests_above_the_limit_are_seen_when_earlier_ones_are_void(
-    run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_later_requests_are_read_after_earlier_ones_expire(run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch) -> None:
     now, minute = time.time_ns(), 60 * 10**9
     for number in range(MAX_REQUESTS + 10):
         write(run, f"{id_at(now + number, number)}.json", msgspec.json.encode(request_made(now + number, number)))
@@ -143,7 +141,7 @@ def test_requests_above_the_limit_are_seen_when_earlier_ones_are_void(
     assert inbox.pending(now=True) == [later]
 
 
-def test_a_folder_that_is_not_there_or_is_something_else_holds_no_requests(tmp_path: Path, reports: Reports) -> None:
+def test_missing_or_foreign_control_folder_has_no_requests(tmp_path: Path, reports: Reports) -> None:
     assert ControlInbox(tmp_path, "capture", since_unix_ns=0, report=reports).pending(now=True) == []
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
@@ -161,7 +159,7 @@ def test_a_folder_that_is_not_there_or_is_something_else_holds_no_requests(tmp_p
     assert reports == []
 
 
-def test_a_quiet_folder_is_not_listed_again_and_a_change_is_seen(
+def test_unchanged_folder_is_not_listed_again_and_a_change_is_detected(
     run: Path, reports: Reports, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     listed: list[object] = []

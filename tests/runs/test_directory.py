@@ -46,7 +46,7 @@ def kernel(number: int) -> KernelRecord:
     return KernelRecord(step=number, name="k", kind="compute", total_us=1.0, calls=1)
 
 
-def test_what_is_written_is_read_back(run: Path) -> None:
+def test_written_records_are_read_back(run: Path) -> None:
     # given two ranks
     phases = {"phases_us": PhaseTimes(data=10.5, backward=20), "blocked_us": PhaseTimes(backward=5)}
     rows = [msgspec.structs.replace(step(number), samples=4, **phases) for number in range(3)]
@@ -68,7 +68,7 @@ def test_what_is_written_is_read_back(run: Path) -> None:
     assert reader.skipped_lines == 0
 
 
-def test_the_first_writer_of_run_json_wins(run: Path) -> None:
+def test_first_writer_of_run_json_wins(run: Path) -> None:
     assert create_run(run, RunInfo(run_id="other", name="late", start_unix_ns=2)) is False
     assert RunReader(run).info.run_id == "r1"
 
@@ -121,7 +121,7 @@ def test_damaged_lines_are_skipped_and_counted(run: Path, damage: bytes) -> None
     assert f"attempts/000/ranks/00000/kernels-000000.jsonl (1, at byte {size})" in reader.damage()
 
 
-def test_an_absurdly_long_line_costs_itself_and_bounded_memory(run: Path) -> None:
+def test_overlong_line_costs_only_itself_and_bounded_memory(run: Path) -> None:
     folder = rank_dir(run, 0, 0)
     folder.mkdir(parents=True)
     path = segment(folder, "kernels", 0)
@@ -135,7 +135,7 @@ def test_an_absurdly_long_line_costs_itself_and_bounded_memory(run: Path) -> Non
     assert places == [0, 3 * MAX_LINE_BYTES + 1 + len(good)]
 
 
-def test_of_many_damaged_files_some_are_named(run: Path) -> None:
+def test_damage_report_names_some_of_many_damaged_files(run: Path) -> None:
     for rank in range(5):
         append(rank_dir(run, 0, rank), "kernels", kernel(0))
         with segment(rank_dir(run, 0, rank), "kernels", 0).open("ab") as file:
@@ -173,7 +173,7 @@ def test_unknown_fields_are_ignored(run: Path) -> None:
         (b'{"schema": "rankscope.run/2"}', "run_id"),
     ],
 )
-def test_a_bad_run_json_is_a_clear_error(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_invalid_run_json_raises_an_input_error_with_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     (tmp_path / "run.json").write_bytes(content)
     with pytest.raises(InputError) as caught:
         RunReader(tmp_path)
@@ -181,7 +181,7 @@ def test_a_bad_run_json_is_a_clear_error(tmp_path: Path, content: bytes, reason:
     assert reason in str(caught.value)
 
 
-def test_a_missing_folder_and_a_folder_that_is_no_run_are_clear_errors(tmp_path: Path) -> None:
+def test_missing_folder_and_folder_without_a_run_raise_input_errors(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file or folder"):
         RunReader(tmp_path / "nowhere")
     with pytest.raises(InputError, match=r"no run\.json"):
@@ -210,7 +210,7 @@ def in_the_way(path: Path, what: str) -> None:
 
 
 @pytest.mark.parametrize("what", ["pipe", "socket", "device"])
-def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, what: str) -> None:
+def test_file_that_is_not_regular_is_skipped_without_blocking(run: Path, what: str) -> None:
     folder = rank_dir(run, 0, 0)
     append(folder, "steps", step(0))
     blocked = [segment(folder, "steps", 1), segment(folder, "windows", 0), segment(folder, "collectives", 0)]
@@ -224,7 +224,7 @@ def test_what_is_no_regular_file_is_left_out_and_never_waited_for(run: Path, wha
     assert sorted(reader.unusable) == sorted(blocked)
 
 
-def test_records_that_cannot_be_read_are_named_and_the_others_are_read(run: Path) -> None:
+def test_unreadable_records_are_listed_and_the_others_are_read(run: Path) -> None:
     folder = rank_dir(run, 0, 0)
     segment(folder, "steps", 0).mkdir(parents=True)  # root cannot read a folder as a file either
     append(folder, "steps", step(5))
@@ -234,13 +234,13 @@ def test_records_that_cannot_be_read_are_named_and_the_others_are_read(run: Path
 
 
 @pytest.mark.parametrize("what", ["pipe", "socket", "folder", "device"])
-def test_a_run_json_that_is_no_regular_file_is_a_clear_error(run: Path, what: str) -> None:
+def test_run_json_that_is_not_a_regular_file_raises_an_input_error(run: Path, what: str) -> None:
     in_the_way(run / "run.json", what)
     with pytest.raises(InputError, match=r"run\.json: not a regular file"):
         RunReader(run)
 
 
-def test_a_run_without_its_run_json_differs_from_a_folder_that_is_no_run(run: Path, tmp_path: Path) -> None:
+def test_run_without_run_json_is_distinguished_from_another_folder(run: Path, tmp_path: Path) -> None:
     assert not is_headless_run(run)
     (run / "run.json").unlink()
     assert is_headless_run(run)
@@ -249,7 +249,7 @@ def test_a_run_without_its_run_json_differs_from_a_folder_that_is_no_run(run: Pa
         RunReader(run)
 
 
-def test_a_damaged_identity_is_told_from_one_that_is_not_written_yet(run: Path) -> None:
+def test_damaged_rank_json_is_distinguished_from_a_missing_rank_json(run: Path) -> None:
     reader = RunReader(run)
     assert (reader.rank(0, 0), reader.unusable) == (None, [])
     file = rank_dir(run, 0, 0) / "rank.json"
@@ -258,7 +258,7 @@ def test_a_damaged_identity_is_told_from_one_that_is_not_written_yet(run: Path) 
     assert (reader.rank(0, 0), reader.unusable) == (None, [file])
 
 
-def test_folders_with_absurd_or_unusual_numbers_are_left_out(run: Path) -> None:
+def test_folders_with_invalid_rank_numbers_are_skipped(run: Path) -> None:
     ranks = run / "attempts" / "000" / "ranks"
     for name in ("00001", "1", "100000", "9" * 30, "\N{ARABIC-INDIC DIGIT TWO}"):
         (ranks / name).mkdir(parents=True)
@@ -267,7 +267,7 @@ def test_folders_with_absurd_or_unusual_numbers_are_left_out(run: Path) -> None:
     assert len(reader.unusable) == 3
 
 
-def test_lines_are_appended_wholly_or_not_at_all(run: Path) -> None:
+def test_lines_are_appended_completely_or_not_at_all(run: Path) -> None:
     path = segment(attempt_dir(run, 0), "plan", 0)
     attempt_dir(run, 0).chmod(0o750)
     append_whole(path, b"one\n")
@@ -290,7 +290,7 @@ def test_lines_are_appended_wholly_or_not_at_all(run: Path) -> None:
     assert victim.read_bytes() == b""
 
 
-def test_the_documented_tree_is_the_one_that_is_written(tmp_path: Path) -> None:
+def test_documented_tree_matches_the_written_files(tmp_path: Path) -> None:
     page = (Path(__file__).parent.parent.parent / "docs" / "run-directory.md").read_text()
     tree = page.partition("```\nRUN/\n")[2].partition("```")[0]
     documented: set[str] = set()

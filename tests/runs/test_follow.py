@@ -44,7 +44,7 @@ def new(followed: StreamFollower[KernelRecord], run: Path) -> list[int]:
     return [row.step for rows in followed.new(RunReader(run)) for row in rows]
 
 
-def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> None:
+def test_torn_line_is_read_when_complete(tmp_path: Path, folder: Path) -> None:
     followed = follower(tmp_path)
     assert new(followed, tmp_path) == []
     file = folder / "kernels-000000.jsonl"
@@ -58,7 +58,7 @@ def test_a_torn_line_is_left_until_it_is_whole(tmp_path: Path, folder: Path) -> 
     assert new(followed, tmp_path) == []
 
 
-def test_segments_that_follow_and_go_are_read_once(tmp_path: Path, folder: Path) -> None:
+def test_rotated_and_expired_segments_are_read_once(tmp_path: Path, folder: Path) -> None:
     # Given a writer that begins new segments all the time, and removes old ones
     writer = JsonLinesWriter(folder, "kernels", segment_bytes=100, retain_bytes=800)
     followed = follower(tmp_path)
@@ -73,7 +73,7 @@ def test_segments_that_follow_and_go_are_read_once(tmp_path: Path, folder: Path)
     assert read == list(range(60))
 
 
-def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: Path) -> None:
+def test_existing_lines_can_be_skipped_except_the_last_bytes(tmp_path: Path, folder: Path) -> None:
     # Given two segments, the last of which is cut in the middle of a line
     lines = [line(step) for step in range(6)]
     (folder / "kernels-000000.jsonl").write_bytes(b"".join(lines[:2]))
@@ -90,7 +90,7 @@ def test_what_is_there_can_be_left_out_but_for_its_end(tmp_path: Path, folder: P
     assert followed.skipped == {last: (1, len(lines[2] + lines[3]) - 3)}
 
 
-def test_rows_and_events_of_segments_that_come_and_go_are_read_once(tmp_path: Path, folder: Path) -> None:
+def test_rows_and_events_of_rotated_and_expired_segments_are_read_once(tmp_path: Path, folder: Path) -> None:
     writer = RowWriter(folder, rank=0, attempt=0, segment_bytes=3000, retain_bytes=24_000)
     events = JsonLinesWriter(folder, "events")
     followed, reader = StepFollower(folder), RunReader(tmp_path)
@@ -112,7 +112,7 @@ def test_rows_and_events_of_segments_that_come_and_go_are_read_once(tmp_path: Pa
 
 
 @pytest.mark.parametrize("change", ["shorter", "another"])
-def test_a_segment_of_rows_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Path, change: str) -> None:
+def test_truncated_or_replaced_row_segment_raises_start_over_error(tmp_path: Path, folder: Path, change: str) -> None:
     append(folder, "steps", *(StepRecord(step=number, start_unix_ns=1, wall_us=1.0) for number in range(3)))
     file, followed = steps_file(tmp_path, 0), StepFollower(folder)
     assert sum(map(len, followed.new(RunReader(tmp_path)))) == 3
@@ -127,7 +127,7 @@ def test_a_segment_of_rows_that_is_not_what_was_read_is_noticed(tmp_path: Path, 
 
 
 @pytest.mark.parametrize("change", ["shorter", "another"])
-def test_a_file_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Path, change: str) -> None:
+def test_truncated_or_replaced_file_raises_start_over_error(tmp_path: Path, folder: Path, change: str) -> None:
     file = folder / "kernels-000000.jsonl"
     file.write_bytes(line(0))
     followed = follower(tmp_path)
@@ -142,7 +142,7 @@ def test_a_file_that_is_not_what_was_read_is_noticed(tmp_path: Path, folder: Pat
         new(followed, tmp_path)
 
 
-def test_what_is_no_file_is_named(tmp_path: Path, folder: Path) -> None:
+def test_folder_in_place_of_a_segment_is_listed_as_unusable(tmp_path: Path, folder: Path) -> None:
     (folder / "kernels-000000.jsonl").mkdir()
     reader = RunReader(tmp_path)
     assert list(follower(tmp_path).new(reader)) == []
@@ -150,7 +150,7 @@ def test_what_is_no_file_is_named(tmp_path: Path, folder: Path) -> None:
 
 
 @given(lines=st.lists(st.sampled_from([b'{"n":1}', b"", b"x", b'{"n":1}{"n":2}', b'\xff{"n":1}'])), end=st.booleans())
-def test_blocks_count_what_lines_would(lines: list[bytes], end: bool) -> None:
+def test_block_decoding_counts_the_same_lines_as_line_decoding(lines: list[bytes], end: bool) -> None:
     class Row(msgspec.Struct):
         n: int
 
@@ -165,7 +165,7 @@ def test_blocks_count_what_lines_would(lines: list[bytes], end: bool) -> None:
     assert [at for _, places in result for at in places] == [*damaged, *torn]
 
 
-def test_an_endless_line_takes_no_memory_and_its_end_is_found(tmp_path: Path) -> None:
+def test_overlong_line_uses_bounded_memory_and_the_next_line_is_found(tmp_path: Path) -> None:
     file = tmp_path / "lines"
     size = 3 * MAX_LINE_BYTES
     file.write_bytes(b'{"a":1}\n' + b" " * size + b'\n{"b":2}\n')

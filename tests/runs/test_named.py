@@ -23,7 +23,7 @@ def run(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_run_is_named_by_its_folder_its_file_or_an_attempt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_path_may_be_the_folder_run_json_or_an_attempt(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert named_run(run) == named_run(run_file(run)) == NamedRun(run, None)
     assert [named_run(attempt_dir(run, attempt)) for attempt in range(2)] == [NamedRun(run, 0), NamedRun(run, 1)]
     # and from inside the run
@@ -32,7 +32,7 @@ def test_a_run_is_named_by_its_folder_its_file_or_an_attempt(run: Path, monkeypa
     assert named_run(Path("../../run.json")) == NamedRun(run, None)
 
 
-def test_what_lies_in_a_run_or_beside_it_is_no_run(run: Path, tmp_path: Path) -> None:
+def test_path_inside_or_beside_a_run_is_not_a_run(run: Path, tmp_path: Path) -> None:
     others = [rank_dir(run, 1, 0), attempt_dir(run, 1) / "flight", run.parent, tmp_path / "gone", tmp_path / "3"]
     assert [named_run(path) for path in others] == [None] * len(others)
     # also a trace with the name of a file of a run
@@ -42,7 +42,7 @@ def test_what_lies_in_a_run_or_beside_it_is_no_run(run: Path, tmp_path: Path) ->
     assert named_run(trace) is None
 
 
-def test_an_attempt_that_is_not_there_says_which_are(run: Path) -> None:
+def test_missing_attempt_error_lists_the_existing_attempts(run: Path) -> None:
     with pytest.raises(InputError, match=r"007: no such attempt of the run; there are 0, 1$"):
         named_run(attempt_dir(run, 7))
     for attempt in range(2, 12):
@@ -51,7 +51,7 @@ def test_an_attempt_that_is_not_there_says_which_are(run: Path) -> None:
         named_run(attempt_dir(run, 99))
 
 
-def test_the_newest_run_is_the_one_that_started_last(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_newest_run_is_the_one_that_started_last(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = run.parent
     create_run(folder / "a-newer-run", RunInfo(run_id="2", name="2", start_unix_ns=10**18 + 1))
     (folder / "z-broken").mkdir()
@@ -62,7 +62,7 @@ def test_the_newest_run_is_the_one_that_started_last(run: Path, monkeypatch: pyt
         newest_run()
 
 
-def test_the_folder_of_attempts_and_a_folder_of_runs_say_what_to_name(run: Path) -> None:
+def test_attempts_folder_and_folder_of_runs_raise_errors_with_suggestions(run: Path) -> None:
     with pytest.raises(InputError, match=rf"name the run, {run}, or one of them, such as {run}/attempts/001"):
         named_run(run / "attempts")
     with pytest.raises(InputError, match=f"a folder of runs; name one of them, such as {run}"):

@@ -18,7 +18,7 @@ from rankscope.runs.ras import MOST_ANSWERS, RasAnswer, ask, default_address, ke
 ROW = "      0         1         1         8         8         8   RUNNING      OK\n"
 
 
-def test_it_asks_for_json_and_returns_the_answer_unread() -> None:
+def test_ras_client_requests_json_and_returns_the_raw_answer() -> None:
     requests: list[str] = []
     reply = answer(Comm({0: 1, 1: 1}))
     with listening(ras(reply, asked=requests)) as address:
@@ -27,19 +27,19 @@ def test_it_asks_for_json_and_returns_the_answer_unread() -> None:
     assert requests == ["CLIENT PROTOCOL 2", "TIMEOUT 5", "SET FORMAT json", "VERBOSE STATUS"]
 
 
-def test_an_nccl_without_json_answers_in_text() -> None:
+def test_nccl_without_json_support_answers_in_text() -> None:
     with listening(ras(text_answer(ROW), has_json=False)) as address:
         answer = ask(address)
     assert answer.format == "text"
     assert answer.text.startswith("NCCL version 2.27.3")
 
 
-def test_another_version_of_the_protocol_is_recorded_and_tried() -> None:
+def test_other_protocol_version_is_recorded_and_tried() -> None:
     with listening(ras(answer(), protocol=7)) as address:
         assert ask(address).protocol == 7
 
 
-def test_a_stopped_process_on_the_shared_port_is_left_for_another(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stopped_process_on_the_shared_port_is_skipped(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "GREETING_SECONDS", 0.1)
     connections: list[int] = []
     talking = ras(answer())
@@ -104,7 +104,7 @@ def _says(data: bytes) -> Speak:
         (_greets(b"{", waits=True), "no answer within 1 s"),
     ],
 )
-def test_what_is_no_complete_answer_is_an_error_with_the_address(speak: Speak, reason: str) -> None:
+def test_incomplete_answer_raises_an_error_with_the_address(speak: Speak, reason: str) -> None:
     with listening(speak) as address, pytest.raises(InputError) as raised:
         ask(address, patience_s=1, most_bytes=1 << 20)
     assert raised.value.path == address
@@ -112,7 +112,7 @@ def test_what_is_no_complete_answer_is_an_error_with_the_address(speak: Speak, r
     assert re.search(reason, raised.value.reason)
 
 
-def test_a_refused_connection_says_that_nothing_listens() -> None:
+def test_refused_connection_reports_that_nothing_listens() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
     with pytest.raises(InputError, match="nothing listens"):
@@ -120,21 +120,21 @@ def test_a_refused_connection_says_that_nothing_listens() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "28028", "localhost", "localhost:", ":28028", "h:0", "h:65536", "::1:5", "h:2x"])
-def test_an_address_has_a_host_and_a_port(text: str) -> None:
+def test_address_without_host_and_port_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=re.escape("localhost:28028")):
         split_address(text)
     with pytest.raises(InputError, match="not an address"):
         ask(text)
 
 
-def test_the_address_is_ncclras_own(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_address_follows_nccl_ras_addr(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("NCCL_RAS_ADDR", raising=False)
     assert default_address() == "localhost:28028"
     monkeypatch.setenv("NCCL_RAS_ADDR", "[::1]:12345")
     assert split_address(default_address()) == ("::1", 12345)
 
 
-def test_a_run_keeps_the_newest_answers(tmp_path: Path) -> None:
+def test_run_keeps_only_the_newest_ras_answers(tmp_path: Path) -> None:
     attempt_dir(tmp_path, 0).mkdir(parents=True)
     for number in range(MOST_ANSWERS + 2):
         keep_answer(tmp_path, 0, _answer(10**18 + number))

@@ -43,7 +43,7 @@ def numbers_in(segment: Path) -> list[int]:
 
 
 @pytest.mark.parametrize("stream", ["steps", "kernels"])
-def test_the_oldest_segments_go_and_what_is_left_stays_within_bounds(tmp_path: Path, stream: Stream) -> None:
+def test_oldest_segments_expire_and_the_size_stays_within_the_bound(tmp_path: Path, stream: Stream) -> None:
     bound = 80_000
     writer = writer_of(tmp_path, stream, retain=bound)
     sizes = []
@@ -58,7 +58,7 @@ def test_the_oldest_segments_go_and_what_is_left_stays_within_bounds(tmp_path: P
     assert kept == list(range(writer.expired, 1000))
 
 
-def test_without_a_bound_everything_stays(tmp_path: Path) -> None:
+def test_nothing_expires_without_a_bound(tmp_path: Path) -> None:
     writer = writer_of(tmp_path, "steps", segment_bytes=1000)
     for number in range(200):
         writer.append(step(number))
@@ -67,7 +67,7 @@ def test_without_a_bound_everything_stays(tmp_path: Path) -> None:
     assert len(list(tmp_path.iterdir())) > 20
 
 
-def test_segments_of_another_writer_and_other_files_are_told_apart(tmp_path: Path) -> None:
+def test_segments_of_an_earlier_writer_expire_and_other_files_are_kept(tmp_path: Path) -> None:
     first = writer_of(tmp_path, "steps", segment_bytes=4000)
     for number in range(100):
         first.append(step(number))
@@ -86,13 +86,13 @@ def kernel(number: int) -> KernelRecord:
     return KernelRecord(step=number, name="k" * 100, kind="compute", total_us=1.0, calls=1)
 
 
-def test_every_stream_has_its_share_and_steps_most_of_it(tmp_path: Path) -> None:
+def test_every_stream_has_a_share_and_steps_have_most(tmp_path: Path) -> None:
     assert set(RETAINED) == set(RANK_STREAMS)
     assert sum(RETAINED.values()) + RETAINED_TRACES == 1
     assert RETAINED["steps"] >= 0.5
 
 
-def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path: Path) -> None:
+def test_expired_records_are_counted_in_rank_json_and_in_the_analysis(tmp_path: Path) -> None:
     # given a rank that recorded more than it may keep
     run = tmp_path / "run"
     store = RunStore(handover_of(run, settings={"retain_bytes": 80_000}))
@@ -131,7 +131,7 @@ def test_what_expired_is_in_the_record_of_the_rank_and_in_the_analysis(tmp_path:
 
 
 @pytest.mark.parametrize("retain", [None, 5_000_000])
-def test_the_bound_travels_to_the_ranks(retain: int | None) -> None:
+def test_retention_bound_is_passed_to_the_ranks(retain: int | None) -> None:
     settings = handover_of(Path("/run"), settings={"retain_bytes": retain}).settings
     assert from_environment(settings.environment()) == settings
 
@@ -140,11 +140,11 @@ def test_the_bound_travels_to_the_ranks(retain: int | None) -> None:
     ("text", "size"),
     [("1GiB", 2**30), ("4 g", 2**32), ("500MB", 500_000_000), ("1.5GiB", 3 * 2**29), ("2097152", 2**21), ("all", None)],
 )
-def test_sizes_are_read_as_people_write_them(text: str, size: int | None) -> None:
+def test_human_readable_sizes_are_parsed(text: str, size: int | None) -> None:
     assert Size(or_all=True).convert(text, None, None) == size
 
 
 @pytest.mark.parametrize("text", ["", "0", "1kB", "-5GiB", "many", "4 elephants", "9" * 15 + "TiB", "nan"])
-def test_what_is_no_size_is_refused(text: str) -> None:
+def test_invalid_size_is_refused(text: str) -> None:
     with pytest.raises(click.BadParameter):
         Size(or_all=True).convert(text, None, None)

@@ -37,7 +37,7 @@ def _unconfined() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("place", ["attempts", "attempts/000", "attempts/000/ranks", "attempts/000/ranks/00003/traces"])
-def test_a_folder_that_is_a_link_is_not_followed(run: Path, place: str) -> None:
+def test_linked_folder_in_a_run_is_not_followed(run: Path, place: str) -> None:
     file = rank_dir(run, 0, 3) / "traces" / "t.json"
     with open_run_file(file) as opened:
         assert opened.read() == b"own"
@@ -51,7 +51,7 @@ def test_a_folder_that_is_a_link_is_not_followed(run: Path, place: str) -> None:
         list_run_folder(file.parent)
 
 
-def test_a_file_that_is_a_link_is_not_followed_even_within_its_run(run: Path) -> None:
+def test_linked_file_is_not_followed_even_within_the_run(run: Path) -> None:
     file = rank_dir(run, 0, 3) / "traces" / "t.json"
     (file.parent / "again.json").symlink_to(file)
     with pytest.raises(OSError, match="symbolic link") as raised:
@@ -60,13 +60,13 @@ def test_a_file_that_is_a_link_is_not_followed_even_within_its_run(run: Path) ->
     assert raised.value.filename == os.fspath(file.parent / "again.json")
 
 
-def test_a_pipe_is_not_waited_for(run: Path) -> None:
+def test_pipe_is_refused_without_blocking(run: Path) -> None:
     os.mkfifo(run / "pipe.json")
     with pytest.raises(OSError, match="not a regular file"):
         open_run_file(run / "pipe.json")
 
 
-def test_the_run_itself_may_be_named_through_links(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_directory_itself_may_be_reached_through_links(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.parent / "home").symlink_to(run.parent)
     assert RunReader(run.parent / "home" / "own").ranks(0) == [3]
     monkeypatch.chdir(run.parent)
@@ -77,7 +77,7 @@ def test_the_run_itself_may_be_named_through_links(run: Path, monkeypatch: pytes
 
 
 @pytest.mark.usefixtures("_unconfined")
-def test_a_confined_process_reads_no_other_run(run: Path) -> None:
+def test_confined_process_can_read_no_other_run(run: Path) -> None:
     confine([run])
     assert RunReader(run).info.run_id == "own"
     run.rename(run.parent / "aside")
@@ -87,7 +87,7 @@ def test_a_confined_process_reads_no_other_run(run: Path) -> None:
             real_run(other)
 
 
-def test_a_file_that_is_replaced_meanwhile_is_read(run: Path) -> None:
+def test_concurrently_replaced_file_is_read(run: Path) -> None:
     file, ended = run / "rank.json", threading.Event()
     file.write_text("1")
 

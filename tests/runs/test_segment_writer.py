@@ -34,7 +34,7 @@ def test_segments_rotate_and_a_restarted_writer_never_overwrites(run: Path) -> N
     assert [row.step for row in RunReader(run).steps(0, 0)] == [0, 1, 2, 3, 0, 1, 2, 3]
 
 
-def test_records_that_did_not_fit_leave_no_part_and_may_be_appended_again(run: Path) -> None:
+def test_failed_append_leaves_no_partial_record_and_can_be_retried(run: Path) -> None:
     # given a disk that takes two records and a half
     writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
@@ -62,7 +62,7 @@ class StubbornFile(io.FileIO):
         raise OSError(116, "Stale file handle")
 
 
-def test_if_a_part_cannot_be_removed_the_next_record_is_on_its_own_line(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_record_after_an_unremovable_partial_row_is_still_readable(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
     writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
@@ -77,7 +77,7 @@ def test_if_a_part_cannot_be_removed_the_next_record_is_on_its_own_line(run: Pat
     assert reader.skipped_lines == 1
 
 
-def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unremovable_rows_of_a_failed_append_are_not_written_twice(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a disk that takes two records and a half of a batch, and then cannot truncate the file
     monkeypatch.setattr(Path, "open", lambda path, mode, **_: StubbornFile(path, mode.replace("b", "")))
     store = RunStore(handover_of(run, run_id="r1", world_size=2))
@@ -98,7 +98,7 @@ def test_lines_that_cannot_be_taken_back_are_not_written_twice(run: Path, monkey
     assert reader.skipped_lines == 1
 
 
-def test_a_segment_that_somebody_removed_is_not_written_on(run: Path) -> None:
+def test_removed_segment_is_not_continued(run: Path) -> None:
     writer = StepWriter(rank_dir(run, 0, 0), rank=0)
     writer.append(step(0))
     segment(rank_dir(run, 0, 0), "steps", 0).unlink()
@@ -107,7 +107,7 @@ def test_a_segment_that_somebody_removed_is_not_written_on(run: Path) -> None:
     assert [row.step for row in RunReader(run).steps(0, 0)] == [1]
 
 
-def test_records_the_filesystem_took_and_did_not_keep_are_counted(
+def test_records_lost_at_fsync_are_counted_as_unconfirmed(
     run: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # given a filesystem that reports a full disk only at fsync, as NFS does

@@ -104,7 +104,7 @@ print(json.dumps(dict(steps=steps, infos=infos, unusable=[path.name for path in 
 @as_root
 @pytest.mark.slow
 @pytest.mark.parametrize("umask", [0o077, *(pytest.param(umask, marks=pytest.mark.full) for umask in (0o022, 0o027))])
-def test_users_of_a_group_share_a_run_whatever_their_umasks(shared: Path, umask: int) -> None:
+def test_users_of_a_group_share_a_run_regardless_of_umask(shared: Path, umask: int) -> None:
     # given a folder made for a group
     run = shared / "run"
     run.mkdir()
@@ -124,7 +124,7 @@ def test_users_of_a_group_share_a_run_whatever_their_umasks(shared: Path, umask:
 
 @as_root
 @pytest.mark.slow
-def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
+def test_rank_without_write_permission_logs_once_and_others_record(
     shared: Path,
 ) -> None:
     run = shared / "run"
@@ -142,7 +142,7 @@ def test_a_rank_that_may_not_write_says_so_once_and_the_others_record(
 
 @as_root
 @pytest.mark.slow
-def test_a_rank_that_may_not_be_read_is_named_and_the_others_are_read(shared: Path) -> None:
+def test_unreadable_rank_is_listed_and_the_others_are_read(shared: Path) -> None:
     run = shared / "run"
     for rank in range(4):
         append(rank_dir(run, 0, rank), "steps", StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
@@ -170,7 +170,7 @@ def test_ranks_of_two_jobs_are_not_mixed_in_one_attempt(tmp_path: Path, capsys: 
     assert RunReader(tmp_path).ranks(0) == [0, 1]
 
 
-def test_a_place_that_cannot_be_opened_to_others_is_made_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_is_recorded_when_permissions_cannot_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def squashed(*_: object, **__: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -182,7 +182,7 @@ def test_a_place_that_cannot_be_opened_to_others_is_made_all_the_same(tmp_path: 
     assert len(list(RunReader(tmp_path / "run").steps(0, 0))) == 1
 
 
-def test_the_runs_folder_follows_the_umask_and_its_content_the_folder(tmp_path: Path) -> None:
+def test_run_folder_follows_the_umask_and_contents_follow_the_run_folder(tmp_path: Path) -> None:
     # given a folder in which every user may create files, like /tmp
     tmp_path.chmod(0o1777)
     before = os.umask(0o027)
@@ -197,7 +197,7 @@ def test_the_runs_folder_follows_the_umask_and_its_content_the_folder(tmp_path: 
 
 
 @pytest.mark.parametrize("what", ["dangling link", "file"])
-def test_a_rank_folder_that_is_none_is_named_and_the_others_are_read(tmp_path: Path, what: str) -> None:
+def test_invalid_rank_folder_is_listed_and_the_others_are_read(tmp_path: Path, what: str) -> None:
     create_run(tmp_path, RunInfo(run_id="r", name="test", start_unix_ns=1))
     append(rank_dir(tmp_path, 0, 1), "steps", StepRecord(step=0, start_unix_ns=1, wall_us=1.0))
     broken = rank_dir(tmp_path, 0, 0)

@@ -65,14 +65,14 @@ records = st.builds(
 
 
 @given(records)
-def test_a_record_comes_back_from_its_row_and_its_event(record: StepRecord) -> None:
+def test_record_is_restored_from_its_row_and_event(record: StepRecord) -> None:
     event = event_of(record)
     events = {} if event is None else {record.step: msgspec.json.decode(msgspec.json.encode(event), type=StepEvent)}
     assert list(records_of(rows_of(record), events)) == [record]
     assert (event is None) == (not record.tags and not record.sections_us)
 
 
-def test_a_step_without_phases_that_waited_for_nothing_keeps_its_own_time() -> None:
+def test_unblocked_step_without_phases_keeps_its_own_time() -> None:
     record = StepRecord(step=1, start_unix_ns=2, wall_us=3.0, blocked_us=PhaseTimes())
     (read,) = records_of(rows_of(record), {})
     assert (read.own_us, read.phases_us) == (3.0, PhaseTimes())
@@ -80,14 +80,14 @@ def test_a_step_without_phases_that_waited_for_nothing_keeps_its_own_time() -> N
     assert read.own_us is None
 
 
-def test_every_field_of_a_record_has_its_column_or_is_an_event() -> None:
+def test_every_field_of_a_record_has_a_column_or_is_in_the_event() -> None:
     columns = {column.name for column in COLUMNS}
     assert {*StepRecord.__struct_fields__} - columns == {*TIMES, "profiled", "sections_us", "tags", "metrics"}
     assert columns >= {*TIME_COLUMNS, *METERS, *SWITCHES}
     assert {"sections_us", "tags", "metrics"} <= {*StepEvent.__struct_fields__}
 
 
-def test_what_is_unknown_is_nan_or_minus_one_and_never_zero() -> None:
+def test_unknown_value_is_nan_or_minus_one_not_zero() -> None:
     (row,) = rows_of(StepRecord(step=1, start_unix_ns=2, wall_us=3.0))
     for column in COLUMNS[3:-1]:
         if column.name == "flags":
@@ -98,7 +98,7 @@ def test_what_is_unknown_is_nan_or_minus_one_and_never_zero() -> None:
             assert row[column.name] == -1, column
 
 
-def test_columns_lie_one_after_the_other_each_at_a_multiple_of_its_size() -> None:
+def test_columns_are_contiguous_and_aligned_to_their_size() -> None:
     kind = row_dtype()
     offset = 0
     for column in COLUMNS:
@@ -110,7 +110,7 @@ def test_columns_lie_one_after_the_other_each_at_a_multiple_of_its_size() -> Non
     assert ROW_BYTES <= 300
 
 
-def test_columns_that_are_copied_together_are_the_columns() -> None:
+def test_columns_joined_from_blocks_equal_the_original_columns() -> None:
     blocks = [rows_of(StepRecord(step=step, start_unix_ns=2, wall_us=3.0)) for step in range(3)]
     for number, rows in enumerate(blocks):
         for at, column in enumerate(COLUMNS):
@@ -127,7 +127,7 @@ def test_columns_that_are_copied_together_are_the_columns() -> None:
     bits=st.sets(st.integers(0, ROW_BYTES * 8 - 1), min_size=1, max_size=64),
     word=st.integers(0, ROW_BYTES // 8 - 1),
 )
-def test_any_change_within_one_word_is_noticed_and_a_row_of_zeros_is_none(record: StepRecord, bits: set[int], word: int) -> None:
+def test_checksum_detects_changes_within_one_word_and_rejects_zeros(record: StepRecord, bits: set[int], word: int) -> None:
     words = np.frombuffer(pack_row(record), "<u8").copy()
     assert intact(words[None, :]).all()
     mask = 0
@@ -138,7 +138,7 @@ def test_any_change_within_one_word_is_noticed_and_a_row_of_zeros_is_none(record
     assert not intact(np.zeros((1, len(words)), np.uint64)).any()
 
 
-def test_too_large_numbers_are_refused_and_switches_are_capped() -> None:
+def test_too_large_numbers_are_refused_and_context_switches_are_capped() -> None:
     record = StepRecord(step=1, start_unix_ns=2, wall_us=3.0)
     with pytest.raises((struct.error, OverflowError)):
         pack_row(msgspec.structs.replace(record, samples=2**63))
@@ -148,7 +148,7 @@ def test_too_large_numbers_are_refused_and_switches_are_capped() -> None:
 
 
 @given(rank=st.integers(0, 2**31), attempt=st.integers(0, 2**31), rows=st.integers(0, 2**63))
-def test_every_header_is_as_long_as_another_and_says_whose_it_is(rank: int, attempt: int, rows: int) -> None:
+def test_header_has_a_fixed_length_and_identifies_rank_and_attempt(rank: int, attempt: int, rows: int) -> None:
     made = header(rank, attempt, rows=rows)
     assert len(made) == HEADER_BYTES
     assert HEADER_BYTES % 64 == 0

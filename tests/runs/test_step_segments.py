@@ -97,7 +97,7 @@ class ReadSegment:
         return steps
 
 
-def test_a_segment_as_it_was_written() -> None:
+def test_written_segment_is_read_back() -> None:
     reads = ReadSegment(written())
     assert (reads.steps, reads.skipped, reads.unusable) == ([*range(ROWS)], 0, 0)
 
@@ -106,7 +106,7 @@ def test_a_segment_as_it_was_written() -> None:
 @example(0)
 @example(HEADER_BYTES - 1)
 @example(HEADER_BYTES)
-def test_a_segment_that_is_cut_anywhere_loses_what_is_behind_the_cut(length: int) -> None:
+def test_truncated_segment_loses_only_the_rows_after_the_cut(length: int) -> None:
     reads = ReadSegment(written()[:length])
     full_rows, remaining_bytes = divmod(max(0, length - HEADER_BYTES), ROW_BYTES)
     torn = 0 < length < HEADER_BYTES or remaining_bytes > 0
@@ -118,7 +118,7 @@ IN_A_WORD = st.tuples(st.integers(0, ROW_BYTES // 8 - 1), st.sets(st.integers(0,
 
 
 @given(st.dictionaries(st.integers(0, ROWS - 1), IN_A_WORD, min_size=1, max_size=8))
-def test_flipped_bits_of_a_word_cost_the_rows_they_are_in(hit: dict[int, tuple[int, set[int]]]) -> None:
+def test_flipped_bits_in_a_word_cost_only_the_affected_rows(hit: dict[int, tuple[int, set[int]]]) -> None:
     # Two flips of the highest bits of two words of a row may cancel.
     starts = {row: 8 * (HEADER_BYTES + row * ROW_BYTES + 8 * word) for row, (word, _) in hit.items()}
     reads = ReadSegment(flipped({starts[row] + bit for row, (_, bits) in hit.items() for bit in bits}))
@@ -147,7 +147,7 @@ def test_flipped_bits_in_the_header_change_no_row(bits: set[int]) -> None:
 
 
 @given(st.integers(0, LENGTH - 1), st.integers(1, 4096))
-def test_zeroed_pages_cost_what_was_on_them(start: int, length: int) -> None:
+def test_zeroed_pages_cost_only_the_affected_rows(start: int, length: int) -> None:
     data = bytearray(written())
     end = min(start + length, LENGTH)
     data[start:end] = bytes(end - start)
@@ -159,7 +159,7 @@ def test_zeroed_pages_cost_what_was_on_them(start: int, length: int) -> None:
 
 
 @given(st.binary(max_size=4 * ROW_BYTES), st.booleans())
-def test_whatever_lies_there_is_counted_or_named(data: bytes, behind: bool) -> None:
+def test_arbitrary_data_is_counted_as_skipped_or_listed_as_unusable(data: bytes, behind: bool) -> None:
     reads = ReadSegment(written() + data if behind else data)
     if behind:
         full_rows, remaining_bytes = divmod(len(data), ROW_BYTES)
@@ -179,7 +179,7 @@ def test_whatever_lies_there_is_counted_or_named(data: bytes, behind: bool) -> N
         st.sampled_from(["note", "nested", "other_us"]), st.sampled_from(["<i8", "<f8", "V16", "S8", "<f4,<f4", ">u8"])
     ),
 )
-def test_columns_that_are_missing_are_unknown_and_others_are_ignored(without: set[str], added: dict[str, str]) -> None:
+def test_missing_columns_are_unknown_and_additional_columns_are_ignored(without: set[str], added: dict[str, str]) -> None:
     without |= {"cpu_us"} if sum(row_dtype()[name].itemsize for name in without) % 8 else set()
     if sum(row_dtype()[name].itemsize for name in without) % 8:
         without ^= {"gc_us"}
@@ -249,18 +249,18 @@ STRANGE = {
 
 @pytest.mark.parametrize("name", STRANGE)
 @pytest.mark.filterwarnings("error")
-def test_what_is_no_segment_is_named_and_nothing_is_made_of_it(name: str) -> None:
+def test_file_that_is_not_a_segment_is_unusable_and_yields_no_rows(name: str) -> None:
     reads = ReadSegment(STRANGE[name])
     assert (reads.rows, reads.unusable) == ([], 1)
 
 
-def test_rows_of_nothing_but_what_has_to_be_there_are_read() -> None:
+def test_rows_with_only_the_required_columns_are_read() -> None:
     reads = ReadSegment(saved(*REQUIRED, SUM))
     assert (len(reads.rows), reads.skipped, reads.unusable) == (2, 0, 0)
 
 
 @pytest.mark.slow
-def test_a_huge_segment_of_holes_is_read_a_block_at_a_time(run: Path) -> None:
+def test_huge_sparse_segment_is_read_in_blocks_with_bounded_memory(run: Path) -> None:
     import tracemalloc
 
     append(rank_dir(run, 0, 0), "steps", *map(record, range(ROWS)))
@@ -277,7 +277,7 @@ def test_a_huge_segment_of_holes_is_read_a_block_at_a_time(run: Path) -> None:
     assert peak < 8 * BLOCK_ROWS * ROW_BYTES
 
 
-def test_a_file_that_becomes_shorter_while_it_is_read_ends_there(run: Path) -> None:
+def test_file_truncated_during_a_read_ends_at_the_cut(run: Path) -> None:
     append(rank_dir(run, 0, 0), "steps", *map(record, range(3 * BLOCK_ROWS)))
     reader, steps = RunReader(run), list[int]()
     for rows in reader.step_rows(0, 0):
@@ -289,7 +289,7 @@ def test_a_file_that_becomes_shorter_while_it_is_read_ends_there(run: Path) -> N
 
 
 @given(st.lists(st.integers(1, 400), max_size=20))
-def test_a_segment_that_grows_is_read_once_and_its_torn_end_later(cuts: list[int]) -> None:
+def test_growing_segment_is_read_once_and_a_torn_end_later(cuts: list[int]) -> None:
     with tempfile.TemporaryDirectory() as place:
         run = run_in(Path(place) / "run")
         folder = rank_dir(run, 0, 0)
@@ -308,7 +308,7 @@ def test_a_segment_that_grows_is_read_once_and_its_torn_end_later(cuts: list[int
 
 
 @pytest.mark.parametrize("foreign", [False, True])
-def test_what_is_there_is_left_out_but_for_its_last_rows(run: Path, foreign: bool) -> None:
+def test_existing_rows_are_skipped_except_the_last_rows(run: Path, foreign: bool) -> None:
     folder = rank_dir(run, 0, 0)
     append(folder, "steps", *map(record, range(ROWS)))
     if foreign:
@@ -327,7 +327,7 @@ def python(code: str, *arguments: object) -> str:
     return completed.stdout.strip()
 
 
-def test_numpy_alone_maps_a_closed_segment_whose_header_says_what_it_is(run: Path) -> None:
+def test_numpy_memory_maps_a_closed_segment_with_an_identifying_header(run: Path) -> None:
     append(rank_dir(run, 2, 7), "steps", *map(record, range(ROWS)))
     file = steps_file(run, 7, 2)
     code = "rows = np.load(sys.argv[1], mmap_mode='r'); print(rows['step'].sum(), rows['forward_us'].mean(), rows['wall_us'][-1])"
@@ -344,7 +344,7 @@ SNIPPETS = [
 
 
 @pytest.mark.parametrize(("at", "closed"), [(0, True), (1, True), (1, False)])
-def test_what_the_documentation_does_with_numpy_works(run: Path, at: int, closed: bool) -> None:
+def test_documented_numpy_snippets_work(run: Path, at: int, closed: bool) -> None:
     folder = rank_dir(run, 0, 0)
     writer = RowWriter(folder, rank=0, attempt=0)
     writer.append(*map(record, range(ROWS)))
@@ -359,7 +359,7 @@ def test_what_the_documentation_does_with_numpy_works(run: Path, at: int, closed
     assert int(first) == (ROWS if closed else ROWS - 1)
 
 
-def test_the_documented_table_is_the_layout() -> None:
+def test_documented_column_table_matches_the_layout() -> None:
     documented = []
     for line in PAGE.read_text().partition("| byte | columns |")[2].partition("\n\n")[0].splitlines()[2:]:
         byte, names, kind = line.strip("| ").split(" | ")[:3]
@@ -371,7 +371,7 @@ def test_the_documented_table_is_the_layout() -> None:
     assert f"one row of {ROW_BYTES} bytes" in PAGE.read_text()
 
 
-def test_single_rows_are_found_in_several_segments_or_not_at_all(run: Path) -> None:
+def test_single_rows_are_found_across_segments_or_the_answer_is_unknown(run: Path) -> None:
     # given two segments, and one that has only its header yet
     folder = rank_dir(run, 0, 0)
     append(folder, "steps", *map(record, range(10)))

@@ -50,14 +50,14 @@ def alertmanager(tmp_path: Path) -> Iterator[tuple[str, str]]:
             yield url, receiver.url
 
 
-def test_the_example_configuration_is_sound(require_program: Callable[[str], str]) -> None:
+def test_example_configuration_passes_amtool(require_program: Callable[[str], str]) -> None:
     completed = subprocess.run(
         [require_program("amtool"), "check-config", str(CONFIG)], capture_output=True, text=True, check=False
     )
     assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
-def test_every_inhibition_compares_labels_that_its_alerts_have() -> None:
+def test_inhibitions_require_the_compared_labels_on_both_alerts() -> None:
     config = yaml.safe_load(EXAMPLE)
     for inhibition in config["inhibit_rules"]:
         for side in ("source_matchers", "target_matchers"):
@@ -85,7 +85,7 @@ def test_every_inhibition_compares_labels_that_its_alerts_have() -> None:
         (["alertname=Other"], "operators"),
     ],
 )
-def test_severity_decides_who_is_told(require_program: Callable[[str], str], labels: list[str], receiver: str) -> None:
+def test_alert_labels_select_the_receiver(require_program: Callable[[str], str], labels: list[str], receiver: str) -> None:
     command = [require_program("amtool"), "config", "routes", "test", "--config.file", str(CONFIG), *labels]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     assert completed.returncode == 0, completed.stderr
@@ -93,7 +93,7 @@ def test_severity_decides_who_is_told(require_program: Callable[[str], str], lab
 
 
 @pytest.mark.slow
-def test_from_the_watcher_through_alertmanager_to_the_receiver(alertmanager: tuple[str, str], make_run: Any) -> None:
+def test_watcher_alert_reaches_the_receiver_through_alertmanager(alertmanager: tuple[str, str], make_run: Any) -> None:
     class Straggling(FollowedRuns):
         def update(self, run: Path) -> Analysis:
             del run
@@ -149,7 +149,7 @@ def test_from_the_watcher_through_alertmanager_to_the_receiver(alertmanager: tup
 
 
 @pytest.mark.slow
-def test_a_restarted_alertmanager_learns_what_fires_and_forgets_the_rest(tmp_path: Path) -> None:
+def test_restarted_alertmanager_gets_only_firing_alerts(tmp_path: Path) -> None:
     urls = [""]
 
     class Restarted(Alertmanager):

@@ -82,7 +82,7 @@ def tls_port(authority: Path) -> Iterator[int]:
 
 
 @pytest.mark.usefixtures("names_of_this_machine")
-def test_an_alertmanager_gets_the_certificate_and_password_it_asks_for(authority: Path, tmp_path: Path) -> None:
+def test_alertmanager_post_sends_client_certificate_and_password(authority: Path, tmp_path: Path) -> None:
     file = tmp_path / "alerts.toml"
     (tmp_path / "login").write_text("watcher:s3cr3t")
     with tls_server(authority, client_certificates=True) as port:
@@ -102,7 +102,7 @@ def test_an_alertmanager_gets_the_certificate_and_password_it_asks_for(authority
     assert with_certificate.name == f"Alertmanager {tmp_path}/address"
 
 
-def test_a_password_of_an_alertmanager_is_in_a_file_or_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alertmanager_password_is_read_from_file_or_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[str] = []
 
     def note(request: BaseHTTPRequestHandler, _: bytes) -> None:
@@ -125,7 +125,7 @@ def test_a_password_of_an_alertmanager_is_in_a_file_or_variable(tmp_path: Path, 
 
 
 @pytest.mark.usefixtures("names_of_this_machine")
-def test_tls_is_for_the_name_and_with_the_operators_authority(authority: Path, tls_port: int) -> None:
+def test_tls_verifies_the_host_name_against_the_configured_ca(authority: Path, tls_port: int) -> None:
     for host, ca_file, good in (
         ("hooks.example", authority, True),
         ("other.example", authority, False),
@@ -141,7 +141,7 @@ def test_tls_is_for_the_name_and_with_the_operators_authority(authority: Path, t
 
 
 @pytest.mark.parametrize("proxy", ["socks5://me:s3cr3t@h", "http://me:s3cr3t@[::1", "ftp://me:s3cr3t@h"])
-def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_error_does_not_reveal_the_password(proxy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "socksio", None)  # as if it were not installed
     with pytest.raises(RankscopeError, match="proxy") as caught:
         http_client("http://hooks.example/", proxy=proxy)
@@ -152,7 +152,7 @@ def test_a_proxy_that_cannot_be_used_is_one_line_without_its_password(proxy: str
     ("value", "words"),
     [("http://me:s3cr3t@127.0.0.1:{port}/s3cr3t", "http://127.0.0.1:{port}/…"), ("garbage.invalid", "http://garbage.invalid")],
 )
-def test_an_error_of_a_proxy_names_it(
+def test_proxy_error_names_the_proxy(
     value: str, words: str, free_port: Callable[[], int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     port = free_port()
@@ -167,14 +167,14 @@ def test_an_error_of_a_proxy_names_it(
     assert "s3cr3t" not in str(caught.value)
 
 
-def test_a_proxy_that_does_not_answer_is_named(trickle: str) -> None:
+def test_proxy_timeout_names_the_proxy(trickle: str) -> None:
     with http_client("http://10.1.2.3/", proxy=trickle) as client, pytest.raises(NoAnswerError) as caught:
         post(client, "http://10.1.2.3/", b"{}", attempt_s=0.2)
     assert caught.value.late
     assert str(caught.value).endswith(trickle.removesuffix("/"))
 
 
-def test_the_environments_proxy_is_honoured(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proxy_from_the_environment_is_used(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
 
     def proxied(request: BaseHTTPRequestHandler, _: bytes) -> None:

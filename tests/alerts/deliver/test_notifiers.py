@@ -44,7 +44,7 @@ def notice(rank: int = 2, *, ended: bool = False, **more: str) -> Notice:
     return Notice(alert=payload_alert(alert, starts_at_unix_ns=STARTED_NS, ends_at_unix_ns=ended_ns))
 
 
-def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> None:
+def test_webhook_payload_has_alertmanager_format(sink: Any) -> None:
     outbox = Outbox(AlertStore(None))
     sender = Sender(outbox, [webhook_target(sink.url + "/hook")], report=pytest.fail)
     webhook = Webhook(webhook_target(sink.url + "/hook"), outbox, wake=sender.wake, external_url="http://host")
@@ -85,7 +85,7 @@ def test_a_webhook_gets_the_payload_that_alertmanager_would_send(sink: Any) -> N
     jsonschema.validate(body, msgspec.json.schema(Payload))
 
 
-def test_alertmanager_gets_alerts_that_end_by_themselves(sink: Any, client: httpx.Client) -> None:
+def test_alerts_posted_to_alertmanager_have_an_expiry_time(sink: Any, client: httpx.Client) -> None:
     manager = Alertmanager(endpoint(sink.url + "/prefix/"), valid_s=240)
     manager.send([notice(2), notice(3, ended=True)], now_unix_ns=1_700_000_100_000_000_000)
     assert sink.requests == ["/prefix/api/v2/alerts"]
@@ -100,16 +100,14 @@ def test_alertmanager_gets_alerts_that_end_by_themselves(sink: Any, client: http
     ("status", "reason"),
     [(500, "answered 500"), (429, "answered 429"), (400, "refused with 400"), (302, "redirects are not followed")],
 )
-def test_an_alertmanager_that_does_not_accept_a_post_is_an_error(
-    sink: Any, client: httpx.Client, status: int, reason: str
-) -> None:
+def test_post_refused_by_alertmanager_is_an_error(sink: Any, client: httpx.Client, status: int, reason: str) -> None:
     sink.answers = [status, 200]
     with pytest.raises(DeliveryError, match=reason):
         Alertmanager(endpoint(sink.url), valid_s=None).send([notice()], now_unix_ns=0)
     assert (sink.requests, sink.accepted) == (["/api/v2/alerts"], [])
 
 
-def test_a_receiver_that_trickles_its_answer_is_given_up(trickle: str) -> None:
+def test_trickling_answer_times_out(trickle: str) -> None:
     with http_client(trickle) as client, pytest.raises(DeliveryError, match="no answer in time"):
         post_json(client, trickle, b"{}", attempt_s=0.3)
 
@@ -117,7 +115,9 @@ def test_a_receiver_that_trickles_its_answer_is_given_up(trickle: str) -> None:
 @pytest.mark.parametrize(
     "template", ["http://user:{s}@127.0.0.1:{p}/{s}?k={s}", "http://127.0.0.1:{p}/hooks/{s}", "http://{s}.invalid/x"]
 )
-def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, free_port: Callable[[], int], template: str) -> None:
+def test_connection_error_does_not_reveal_the_secret_url(
+    client: httpx.Client, free_port: Callable[[], int], template: str
+) -> None:
     url = template.format(s=SECRET, p=free_port())
     with pytest.raises(DeliveryError) as caught:
         post_json(client, url, b"{}")
@@ -126,7 +126,7 @@ def test_nobody_there_is_an_error_that_tells_no_secret(client: httpx.Client, fre
     assert str(caught.value)
 
 
-def test_two_webhooks_on_one_host_are_told_apart_without_their_secrets() -> None:
+def test_labels_distinguish_webhooks_of_one_host_without_secrets() -> None:
     first, second = (webhook_target(f"https://hooks.example/{SECRET}/{number}") for number in (1, 2))
     assert first.label != second.label
     for target in (first, second):
@@ -134,7 +134,7 @@ def test_two_webhooks_on_one_host_are_told_apart_without_their_secrets() -> None
         assert SECRET not in target.label
 
 
-def test_an_error_that_quotes_the_address_is_not_repeated() -> None:
+def test_error_quoting_the_secret_url_is_redacted() -> None:
     error = httpx.ConnectError(f"cannot reach /hooks/{SECRET}")
     assert error_text(error, f"https://h.example/hooks/{SECRET}") == "ConnectError"
     assert error_text(httpx.ConnectError("Connection refused"), f"https://h.example/hooks/{SECRET}") == "Connection refused"

@@ -44,7 +44,7 @@ def alerts_of(box: Outbox) -> list[tuple[str, str]]:
     return [(alert["labels"]["rank"], alert["status"]) for payload in payloads for alert in payload["alerts"]]
 
 
-def test_what_is_put_twice_waits_once(box: Outbox) -> None:
+def test_notice_put_twice_is_queued_once(box: Outbox) -> None:
     assert box.put(about(notice(1), notice(2))) == 2
     assert box.put(about(notice(1), notice(2))) == 0
     assert box.put(about(notice(2), notice(3))) == 1
@@ -53,13 +53,13 @@ def test_what_is_put_twice_waits_once(box: Outbox) -> None:
     assert box.put(about(notice(1, start_ns=10**18))) == 1
 
 
-def test_an_alert_that_is_twice_in_a_payload_is_told_once(box: Outbox) -> None:
+def test_duplicate_alert_in_a_payload_is_queued_once(box: Outbox) -> None:
     assert box.put(about(notice(1), notice(1))) == 1
     assert box.put(about(notice(1, ended=True))) == 0
     assert box.counts() == {("hook", "overtaken"): 1}
 
 
-def test_what_a_target_is_owed(tmp_path: Path) -> None:
+def test_outbox_owes_each_target_only_undelivered_states(tmp_path: Path) -> None:
     firing, ended = state_of(notice(1)), state_of(notice(1, ended=True))
     more = msgspec.structs.replace(firing, revision="7")
     with AlertStore(tmp_path) as store:
@@ -78,12 +78,12 @@ def test_what_a_target_is_owed(tmp_path: Path) -> None:
         assert box.owes("hook", state_of(notice(1, start_ns=10**18)))
 
 
-def test_ids_are_the_same_wherever_they_are_made() -> None:
+def test_message_ids_are_deterministic() -> None:
     [message], [same], [other_target] = about(notice(1), notice(2)), about(notice(2), notice(1)), about(notice(1), target="else")
     assert message.id == same.id != other_target.id
 
 
-def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> None:
+def test_new_revision_of_a_queued_alert_is_queued(box: Outbox) -> None:
     [message] = about(notice(1))
     box.put([message])
     states = tuple(msgspec.structs.replace(state, revision="capture") for state in message.alerts)
@@ -93,7 +93,7 @@ def test_something_more_about_an_alert_that_was_told_is_told(box: Outbox) -> Non
     assert alerts_of(box) == []
 
 
-def test_an_alert_that_ended_before_anybody_heard_of_it_is_told_to_nobody(box: Outbox) -> None:
+def test_alert_resolved_before_delivery_is_not_sent(box: Outbox) -> None:
     box.put(about(notice(1), notice(2)))
     assert box.put(about(notice(1, ended=True))) == 0
     assert alerts_of(box) == [("2", "firing")]
@@ -104,14 +104,14 @@ def test_an_alert_that_ended_before_anybody_heard_of_it_is_told_to_nobody(box: O
     assert box.put(about(notice(1, ended=True), notice(2, ended=True), notice(2))) == 0
 
 
-def test_where_a_beginning_may_have_been_heard_the_end_is_told_too(box: Outbox) -> None:
+def test_resolved_is_sent_if_firing_may_have_been_delivered(box: Outbox) -> None:
     box.put(about(notice(1)))
     claim(box)  # the sender is killed after its claim
     assert box.put(about(notice(1, ended=True))) == 1
     assert alerts_of(box) == [("1", "firing"), ("1", "resolved")]
 
 
-def test_an_end_is_dropped_with_its_refused_beginning(box: Outbox) -> None:
+def test_resolved_is_dropped_with_its_refused_firing(box: Outbox) -> None:
     box.put(about(notice(1)))
     claimed = claim(box)
     box.put(about(notice(1, ended=True), notice(2)))
@@ -119,7 +119,7 @@ def test_an_end_is_dropped_with_its_refused_beginning(box: Outbox) -> None:
     assert alerts_of(box) == [("2", "firing")]
 
 
-def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Outbox) -> None:
+def test_resolved_is_not_sent_after_firing_was_given_up(box: Outbox) -> None:
     box.put(about(notice(1), notice(2)))
     claimed = claim(box)
     box.record(claimed, "dead", reason="refused with 404")
@@ -135,7 +135,7 @@ def test_an_end_after_a_beginning_that_was_given_up_unheard_is_not_told(box: Out
     assert box.replay() == []
 
 
-def test_an_end_whose_beginning_was_told_by_others_is_told(box: Outbox) -> None:
+def test_resolved_without_a_queued_firing_is_sent(box: Outbox) -> None:
     assert box.put(about(notice(1, ended=True))) == 1
 
 
@@ -148,7 +148,7 @@ def test_messages_of_a_group_keep_their_order(box: Outbox) -> None:
     assert b'"run_id":"other"' in claim(box).body
 
 
-def test_of_large_alerts_what_matters_is_kept() -> None:
+def test_large_alert_keeps_summary_and_labels() -> None:
     huge = notice(1, more={"evidence": "é" * 10**6} | {f"more{number}": "<" * 5000 for number in range(300)})
     [message] = about(huge)
     assert len(message.body) <= MAX_PAYLOAD_BYTES
@@ -169,7 +169,7 @@ def test_no_alert_is_left_out_and_no_body_is_too_large(annotations: list[dict[st
     assert sorted(fingerprints) == sorted(item.alert.fingerprint for item in notices)
 
 
-def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
+def test_oversized_labels_still_make_a_message(box: Outbox) -> None:
     first_notice = notice(1)
     labels = {f"label{number}" * 100: "\U0001f680" * 10**4 for number in range(200)} | {"alertname": "x" * 10**5}
     alert = msgspec.structs.replace(first_notice.alert, labels=labels, fingerprint="f" * 10**5)
@@ -179,7 +179,7 @@ def test_labels_of_any_size_make_a_message(box: Outbox) -> None:
     assert box.put(messages) == 1
 
 
-def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
+def test_messages_survive_a_kill_after_put(tmp_path: Path) -> None:
     path = tmp_path / "state"
     code = (
         "import os, sys, pathlib\nfrom tests.webhook_receiver import about, notice\n"
@@ -193,7 +193,7 @@ def test_a_process_that_is_killed_after_it_put_has_put(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
+def test_concurrent_processes_can_create_one_outbox(tmp_path: Path) -> None:
     path = tmp_path / "state"
     code = (
         "import pathlib, sys\nfrom tests.webhook_receiver import about, notice\n"
@@ -223,7 +223,7 @@ def test_many_processes_may_begin_an_outbox_at_once(tmp_path: Path) -> None:
     assert len(alerts_of(Outbox(AlertStore(path)))) == 80
 
 
-def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
+def test_full_disk_loses_no_queued_message(tmp_path: Path) -> None:
     path = tmp_path / "state"
     box = Outbox(AlertStore(path))
     taken = 0
@@ -242,7 +242,7 @@ def test_a_full_disk_loses_nothing_that_was_taken(tmp_path: Path) -> None:
     assert len(alerts_of(Outbox(AlertStore(path)))) == taken + 1
 
 
-def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_outbox_can_be_drained(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.alerts.store.database.MAX_FILE_BYTES", 2**20)
     box = Outbox(AlertStore(tmp_path / "state", clock=SimulatedClock()))
 
@@ -260,7 +260,7 @@ def test_an_outbox_that_is_full_becomes_empty(tmp_path: Path, monkeypatch: pytes
     assert box.put(about(notice(1))) == 1
 
 
-def test_what_is_over_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch, box: Outbox) -> None:
+def test_finished_messages_are_pruned(monkeypatch: pytest.MonkeyPatch, box: Outbox) -> None:
     monkeypatch.setattr("rankscope.alerts.deliver.outbox.KEPT_DELIVERED", 5)
     monkeypatch.setattr("rankscope.alerts.deliver.outbox.KEPT_DEAD", 3)
     monkeypatch.setattr("rankscope.alerts.deliver.outbox.KEPT_STATES", 10)
@@ -271,7 +271,7 @@ def test_what_is_over_is_forgotten_in_the_end(monkeypatch: pytest.MonkeyPatch, b
     assert box.counts() == {("hook", "delivered"): 5, ("hook", "dead"): 3, ("hook", "waiting"): 10}
 
 
-def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
+def test_dropped_messages_are_removed(box: Outbox) -> None:
     box.put(about(notice(1), notice(1, run="r2")))
     first, second = box.list_messages()
     assert box.drop([first.id]) == [first.id]
@@ -281,7 +281,7 @@ def test_messages_that_are_dropped_are_gone(box: Outbox) -> None:
     assert box.drop(state="waiting") == [second.id]
 
 
-def test_a_new_start_of_the_machine_puts_nothing_off_for_long(tmp_path: Path) -> None:
+def test_reboot_does_not_postpone_retries_beyond_one_hour(tmp_path: Path) -> None:
     # Given a message that was scheduled by a wrong clock before the machine rebooted
     path = tmp_path / "state"
     box = Outbox(AlertStore(path))
@@ -329,7 +329,7 @@ def check_delivered(receiver: WebhookReceiver, ids: list[str]) -> None:
 
 
 @pytest.mark.slow
-def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) -> None:
+def test_repeatedly_killed_sender_delivers_every_message(tmp_path: Path) -> None:
     box = Outbox(AlertStore(tmp_path / "state"))
     box.put(about(*(notice(rank, run=str(rank % 7)) for rank in range(105)), most_alerts=1))
     ids = [message.id for message in box.list_messages()]
@@ -341,7 +341,7 @@ def test_a_sender_that_is_killed_delivers_everything_in_the_end(tmp_path: Path) 
 
 
 @pytest.mark.slow
-def test_a_watcher_that_is_killed_tells_every_alert_under_one_id(make_run: Any, tmp_path: Path) -> None:
+def test_killed_watcher_delivers_each_alert_under_one_id(make_run: Any, tmp_path: Path) -> None:
     run = make_run(slow=2, ended=True)
     state = tmp_path / "state"
     chance = random.Random(7)

@@ -46,7 +46,7 @@ def box(tmp_path: Path) -> Path:
     return path
 
 
-def test_a_test_alert_is_labelled_and_ends(cli: Cli, receiver: WebhookReceiver, config: Path) -> None:
+def test_test_alert_is_marked_simulated_and_resolves(cli: Cli, receiver: WebhookReceiver, config: Path) -> None:
     completed = cli("alerts", "test-webhook", "--config", config)
     assert completed.returncode == 0, completed.stderr
     splits = [line.split(": ")[:3] for line in completed.stdout.splitlines()]
@@ -57,7 +57,7 @@ def test_a_test_alert_is_labelled_and_ends(cli: Cli, receiver: WebhookReceiver, 
     assert "test" in firing["annotations"]["summary"]
 
 
-def test_a_test_alert_that_is_refused_is_status_1(cli: Cli, receiver: WebhookReceiver, config: Path) -> None:
+def test_refused_test_alert_exits_with_status_1(cli: Cli, receiver: WebhookReceiver, config: Path) -> None:
     receiver.behaviour = 503
     completed = cli("alerts", "test-webhook", "--config", config, "--target", "chat", "--format", "json")
     assert completed.returncode == 1
@@ -71,13 +71,13 @@ def test_a_test_alert_that_is_refused_is_status_1(cli: Cli, receiver: WebhookRec
     ("options", "status"),
     [([], 2), (["--target", "x"], 2), (["--webhook", "nonsense"], 2), (["--config", "/nonexistent"], 3)],
 )
-def test_wrong_options_of_a_test(cli: Cli, options: list[str], status: int) -> None:
+def test_invalid_test_webhook_options_are_usage_errors(cli: Cli, options: list[str], status: int) -> None:
     completed = cli("alerts", "test-webhook", *options)
     assert completed.returncode == status
     assert "Traceback" not in completed.stderr
 
 
-def test_without_apprise_its_targets_say_how_to_get_it(cli_process: Cli, tmp_path: Path) -> None:
+def test_missing_apprise_error_names_the_extra(cli_process: Cli, tmp_path: Path) -> None:
     (tmp_path / "without").mkdir()
     (tmp_path / "url").write_text("json://127.0.0.1/")
     path = tmp_path / "alerts.toml"
@@ -121,7 +121,7 @@ def test_the_outbox_is_listed_shown_replayed_and_emptied(cli: Cli, box: Path) ->
 @pytest.mark.parametrize(
     "body", [b"{torn \x1b[2J", b"\xff", b"[1]", b'"\xff"', b'{"version":"4","groupKey":"g","status":"firing","alerts":[]}']
 )
-def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Cli, box: Path, body: bytes) -> None:
+def test_overwritten_message_body_is_still_shown(cli: Cli, box: Path, body: bytes) -> None:
     with sqlite3.connect(box / STORE_FILE) as database:
         database.execute("UPDATE messages SET body = ?", (body,))
         [(id_,), *_] = database.execute("SELECT id FROM messages").fetchall()
@@ -135,7 +135,7 @@ def test_a_message_that_somebody_wrote_over_is_shown_as_it_is(cli: Cli, box: Pat
                 assert msgspec.json.decode(completed.stdout)
 
 
-def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Cli, tmp_path: Path) -> None:
+def test_missing_outbox_is_an_error_only_if_named(cli: Cli, tmp_path: Path) -> None:
     env = {"XDG_STATE_HOME": str(tmp_path)}
     completed = cli("alerts", "outbox", "list", "--format", "json", env=env)
     assert (completed.returncode, msgspec.json.decode(completed.stdout)["outboxes"]) == (0, [])
@@ -145,7 +145,7 @@ def test_no_outbox_is_no_trouble_and_one_that_is_named_must_be_there(cli: Cli, t
     assert not missing.exists()
 
 
-def test_a_watcher_delivers_to_configured_targets_and_what_waited_before(
+def test_watcher_delivers_replayed_messages_to_configured_targets(
     cli: Cli, make_run: Any, receiver: WebhookReceiver, config: Path, tmp_path: Path
 ) -> None:
     run = make_run(slow=2, ended=True)
@@ -166,7 +166,7 @@ def test_a_watcher_delivers_to_configured_targets_and_what_waited_before(
 
 
 @pytest.mark.slow
-def test_a_secret_that_is_away_keeps_a_watcher_from_telling_nobody_else(
+def test_missing_secret_blocks_no_other_target(
     cli: Cli, make_run: Any, receiver: WebhookReceiver, config: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(running_watcher, "ONCE_DRAIN_S", 2.0)

@@ -24,7 +24,7 @@ from rankscope.alerts.deliver.targets import Rate, Target
 from rankscope.alerts.store.database import AlertStore, StoreError
 
 
-def test_it_is_delivered_once_with_its_id(world: SenderWorld) -> None:
+def test_message_is_delivered_once_under_one_id(world: SenderWorld) -> None:
     world.box.put(about(notice(1)))
     assert (world.after(0), world.after(3600)) == (1, 0)
     [message] = world.box.list_messages()
@@ -51,7 +51,7 @@ def test_a_busy_receiver_is_retried_with_the_same_id_and_growing_pauses(
     assert all(fact in delivered for fact in ("hook: delivered", "8 failed attempts"))
 
 
-def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: SenderWorld) -> None:
+def test_message_is_dead_after_an_hour_and_can_be_replayed(world: SenderWorld) -> None:
     world.receiver.behaviour = 503
     world.box.put(about(notice(1), notice(1, run="other")))
     while world.states().get("waiting"):
@@ -67,7 +67,7 @@ def test_after_an_hour_it_is_given_up_and_can_be_replayed(world: SenderWorld) ->
     assert set(world.receiver.ids) == {item.id for item in dead}
 
 
-def test_a_fault_of_our_own_costs_no_alert(world: SenderWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_internal_error_loses_no_alert(world: SenderWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
 
     class Exhausted:
@@ -95,7 +95,7 @@ def test_a_fault_of_our_own_costs_no_alert(world: SenderWorld, caplog: pytest.Lo
 
 
 @pytest.mark.parametrize("status", [400, 405, 413, 422])
-def test_a_refusal_is_final_and_costs_no_other_message(world: SenderWorld, status: int) -> None:
+def test_refusal_is_final_and_blocks_no_other_message(world: SenderWorld, status: int) -> None:
     world.receiver.behaviour = status
     world.box.put(about(notice(1)))
     world.after(0)
@@ -108,7 +108,7 @@ def test_a_refusal_is_final_and_costs_no_other_message(world: SenderWorld, statu
     assert all(fact in report for fact in ("hook: not delivered", str(status)))
 
 
-def test_what_was_given_up_is_said_with_the_command_that_lists_it(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_undelivered_report_names_the_command_that_lists_messages(receiver: WebhookReceiver, tmp_path: Path) -> None:
     world = SenderWorld(receiver, tmp_path / "my runs")
     receiver.behaviour = 422
     world.box.put(about(notice(1)))
@@ -130,7 +130,7 @@ def test_redirects_are_not_followed(world: SenderWorld, status: int) -> None:
     assert all(fact in world.box.list_messages()[0].last_error for fact in (str(status), "redirects"))
 
 
-def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: SenderWorld) -> None:
+def test_http_410_stops_sending_until_replay_or_restart(world: SenderWorld) -> None:
     world.receiver.behaviour = 410
     world.box.put(about(notice(1), notice(1, run="other")))
     world.after(0)
@@ -164,7 +164,7 @@ def test_a_receiver_that_is_gone_is_left_alone_until_a_replay_or_restart(world: 
         ({"Retry_After": "1"}, 5),
     ],
 )
-def test_who_asks_for_time_gets_it_within_bounds(world: SenderWorld, headers: dict[str, str], wait_s: float) -> None:
+def test_retry_after_header_is_honoured_within_bounds(world: SenderWorld, headers: dict[str, str], wait_s: float) -> None:
     def busy(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> None:
         request.send_response_only(429)
         for name, value in headers.items():
@@ -180,7 +180,7 @@ def test_who_asks_for_time_gets_it_within_bounds(world: SenderWorld, headers: di
     assert (world.after(wait_s - 0.5), world.after(1)) == (0, 2)
 
 
-def test_nobody_there_is_tried_again(world: SenderWorld, free_port: Callable[[], int]) -> None:
+def test_refused_connection_is_retried(world: SenderWorld, free_port: Callable[[], int]) -> None:
     sender = world.restarted(url=Secret(value=f"http://127.0.0.1:{free_port()}/{SECRET}"))
     world.box.put(about(notice(1)))
     sender.run_due()
@@ -213,7 +213,7 @@ def hanging_up(request: BaseHTTPRequestHandler, _accept: Callable[[], None]) -> 
     request.close_connection = True
 
 
-def test_of_a_huge_answer_only_the_head_is_read(world: SenderWorld) -> None:
+def test_huge_answer_does_not_block_delivery(world: SenderWorld) -> None:
     world.receiver.behaviour = huge
     world.box.put(about(notice(1)))
     world.after(0)
@@ -221,7 +221,7 @@ def test_of_a_huge_answer_only_the_head_is_read(world: SenderWorld) -> None:
 
 
 @pytest.mark.parametrize("behaviour", [never_ending, silent, garbage, hanging_up])
-def test_who_does_not_answer_may_have_heard(world: SenderWorld, behaviour: Behaviour) -> None:
+def test_missing_or_invalid_answer_counts_as_possibly_delivered(world: SenderWorld, behaviour: Behaviour) -> None:
     world.restarted(timeout_s=0.3)
     world.receiver.behaviour = behaviour
     world.box.put(about(notice(1)))
@@ -237,7 +237,7 @@ def test_who_does_not_answer_may_have_heard(world: SenderWorld, behaviour: Behav
     assert world.receiver.ids[0] == message.id
 
 
-def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: SenderWorld) -> None:
+def test_unavailable_receiver_is_probed_with_one_message_at_a_time(world: SenderWorld) -> None:
     world.receiver.behaviour = 503
     world.box.put(about(*(notice(1, run=str(run)) for run in range(100))))
     world.after(0)
@@ -251,7 +251,7 @@ def test_while_a_receiver_is_away_only_one_message_at_a_time_tries(world: Sender
     assert len(world.receiver.ids) == 100
 
 
-def test_one_message_that_always_fails_holds_up_its_group_only(world: SenderWorld) -> None:
+def test_failing_message_delays_only_its_group(world: SenderWorld) -> None:
     def poisoned(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
         answer_with(500 if b'"run_id":"bad"' in world.receiver.bodies[-1] else 200)(request, accept)
 
@@ -265,7 +265,7 @@ def test_one_message_that_always_fails_holds_up_its_group_only(world: SenderWorl
     assert world.states() == {"delivered": 40, "waiting": 2}
 
 
-def test_a_rate_is_kept(world: SenderWorld) -> None:
+def test_rate_limit_is_kept(world: SenderWorld) -> None:
     world.restarted(rate=Rate(2, 60))
     for rank in range(6):
         world.box.put(about(notice(rank)))
@@ -275,7 +275,7 @@ def test_a_rate_is_kept(world: SenderWorld) -> None:
     assert [alert["labels"]["rank"] for _, payload in world.receiver.accepted for alert in payload["alerts"]] == ["0", "1", "2"]
 
 
-def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
+def test_slow_receiver_delays_no_other_target(receiver: WebhookReceiver) -> None:
     release: list[bool] = []
 
     def slow(request: BaseHTTPRequestHandler, accept: Callable[[], None]) -> None:
@@ -301,7 +301,7 @@ def test_a_slow_receiver_holds_up_no_other(receiver: WebhookReceiver) -> None:
     assert len(receiver.ids) == 1
 
 
-def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_one_process_at_a_time_sends_from_an_outbox(receiver: WebhookReceiver, tmp_path: Path) -> None:
     first = SenderWorld(receiver, tmp_path / "state")
     first.sender.run_due()
     second = SenderWorld(receiver, tmp_path / "state")
@@ -315,7 +315,7 @@ def test_one_process_at_a_time_sends_from_a_file(receiver: WebhookReceiver, tmp_
     assert second.sender.run_due() == 1
 
 
-def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: SenderWorld) -> None:
+def test_message_of_an_unconfigured_target_is_given_up_after_an_hour(world: SenderWorld) -> None:
     world.box.put(about(notice(1), target="gone"))
     world.after(0)
     [report] = world.reports
@@ -324,7 +324,7 @@ def test_what_waits_for_nobody_who_is_configured_is_given_up_in_the_end(world: S
     assert world.box.counts() == {("gone", "dead"): 1}
 
 
-def test_what_was_accepted_when_the_disk_was_full_is_not_sent_again(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_message_accepted_during_full_disk_is_not_sent_again(receiver: WebhookReceiver, tmp_path: Path) -> None:
     world = SenderWorld(receiver, tmp_path / "state")
     world.box.put(about(notice(1)))
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
@@ -344,7 +344,7 @@ def test_what_was_accepted_when_the_disk_was_full_is_not_sent_again(receiver: We
     assert len(receiver.tried) == 1
 
 
-def test_a_payload_that_cannot_be_read_is_given_up_alone(world: SenderWorld) -> None:
+def test_unreadable_payload_blocks_no_other_message(world: SenderWorld) -> None:
     world.restarted(template="slack")
     world.box.put(about(notice(1)))
     with world.box.store.transaction() as database:
@@ -354,7 +354,7 @@ def test_a_payload_that_cannot_be_read_is_given_up_alone(world: SenderWorld) -> 
     assert world.states() == {"dead": 1, "delivered": 1}
 
 
-def test_pauses_grow_are_spread_and_never_long() -> None:
+def test_retry_pauses_grow_with_jitter_up_to_a_limit() -> None:
     assert [pause_s(failures, chance=1.0) for failures in (1, 2, 3, 6, 1000)] == [5, 10, 20, 120, 120]
     assert all(0.75 * pause_s(n, chance=1.0) == pause_s(n, chance=0.0) for n in range(1, 20))
     assert judge_status(100).kind == judge_status(599).kind == "retry"

@@ -30,7 +30,7 @@ def whsec(key: bytes) -> str:
 
 
 @given(body=st.text(), key=st.binary(min_size=24, max_size=64))
-def test_others_can_verify_what_we_sign(body: str, key: bytes) -> None:
+def test_standard_webhooks_library_verifies_our_signature(body: str, key: bytes) -> None:
     headers = sign([key], message_id="msg_1", timestamp_s=int(time.time()), body=body.encode())
     Webhook(whsec(key)).verify(body.encode(), headers, json_parse=False)
     with pytest.raises(WebhookVerificationError):
@@ -38,7 +38,7 @@ def test_others_can_verify_what_we_sign(body: str, key: bytes) -> None:
 
 
 @given(body=st.text(), key=st.binary(min_size=24, max_size=64))
-def test_we_can_verify_what_others_sign(body: str, key: bytes) -> None:
+def test_signature_of_standard_webhooks_library_is_verified(body: str, key: bytes) -> None:
     now = int(time.time())
     signature = Webhook(whsec(key)).sign("msg_1", datetime.fromtimestamp(now, UTC), body)
     headers = {"webhook-id": "msg_1", "webhook-timestamp": str(now), "webhook-signature": f"v1a,zzz v1,AAAA {signature}"}
@@ -52,7 +52,7 @@ def test_we_can_verify_what_others_sign(body: str, key: bytes) -> None:
             verify([key], changed, body.encode(), now_s=now)
 
 
-def test_while_a_secret_is_replaced_both_are_good() -> None:
+def test_both_secrets_are_valid_during_rotation() -> None:
     now = int(time.time())
     headers = sign([KEY, OTHER], message_id="msg_1", timestamp_s=now, body=b"{}")
     for key in (KEY, OTHER):
@@ -61,7 +61,7 @@ def test_while_a_secret_is_replaced_both_are_good() -> None:
 
 
 @pytest.mark.parametrize("away_s", [-301, 301, 10**10])
-def test_what_was_signed_long_ago_or_is_from_the_future_is_refused(away_s: int) -> None:
+def test_signature_more_than_300_s_old_or_early_is_refused(away_s: int) -> None:
     headers = sign([KEY], message_id="msg_1", timestamp_s=10**9, body=b"{}")
     with pytest.raises(SignatureError, match="300 s from our clock"):
         verify([KEY], headers, b"{}", now_s=10**9 + away_s)
@@ -69,13 +69,13 @@ def test_what_was_signed_long_ago_or_is_from_the_future_is_refused(away_s: int) 
 
 
 @pytest.mark.parametrize("timestamp", ["", "now", "-5", "1e9", "١٢٣", "9" * 40, "NaN"])
-def test_a_time_that_is_none_is_refused(timestamp: str) -> None:
+def test_invalid_signature_timestamp_is_refused(timestamp: str) -> None:
     headers = {**sign([KEY], message_id="msg_1", timestamp_s=10**9, body=b"{}"), "webhook-timestamp": timestamp}
     with pytest.raises(SignatureError):
         verify([KEY], headers, b"{}", now_s=10**9)
 
 
-def test_nothing_is_signed_by_nobody() -> None:
+def test_missing_secrets_or_headers_fail_verification() -> None:
     headers = sign([KEY], message_id="msg_1", timestamp_s=10**9, body=b"{}")
     with pytest.raises(SignatureError, match="no signature"):
         verify([], headers, b"{}", now_s=10**9)
@@ -93,13 +93,13 @@ def test_secrets_are_read_with_and_without_their_prefix(prefix: str) -> None:
     [*((whsec(os.urandom(size)), "24 to 64 bytes") for size in (0, 23, 65)), ("whsec_hunter2!!", "base64")],
     ids=["empty", "too short", "too long", "no base64"],
 )
-def test_what_is_no_secret_is_refused_unrepeated(secret: str, why: str) -> None:
+def test_invalid_secret_is_refused_and_not_quoted(secret: str, why: str) -> None:
     with pytest.raises(SecretError, match=why) as caught:
         parse_secret(secret)
     assert secret == "whsec_" or secret[6:] not in str(caught.value)
 
 
-def test_every_attempt_is_signed_anew_with_all_secrets(world: SenderWorld, tmp_path: Path) -> None:
+def test_each_attempt_is_signed_with_all_current_secrets(world: SenderWorld, tmp_path: Path) -> None:
     keys = ["whsec_" + base64.b64encode(bytes([number]) * 32).decode() for number in (1, 2, 3)]
     old, new = tmp_path / "old", tmp_path / "new"
     old.write_text(keys[0])
@@ -120,7 +120,7 @@ def test_every_attempt_is_signed_anew_with_all_secrets(world: SenderWorld, tmp_p
 
 
 @pytest.mark.parametrize("status", [401, 403, 404])
-def test_a_secret_that_is_rotated_loses_no_message(world: SenderWorld, tmp_path: Path, status: int) -> None:
+def test_token_rotation_loses_no_message(world: SenderWorld, tmp_path: Path, status: int) -> None:
     token = tmp_path / "token"
     token.write_text("old")
     world.restarted(bearer=Secret(file=token))
@@ -143,7 +143,7 @@ def test_a_secret_that_is_rotated_loses_no_message(world: SenderWorld, tmp_path:
     assert world.states() == {"delivered": 20}
 
 
-def test_a_secret_that_cannot_be_read_is_waited_for(world: SenderWorld, tmp_path: Path) -> None:
+def test_unreadable_secret_is_retried(world: SenderWorld, tmp_path: Path) -> None:
     world.restarted(bearer=Secret(file=tmp_path / "token"))
     world.box.put(about(notice(1)))
     world.after(0)
@@ -156,7 +156,7 @@ def test_a_secret_that_cannot_be_read_is_waited_for(world: SenderWorld, tmp_path
 
 
 @pytest.mark.parametrize("text", [f"ftp://h/{SECRET}", SECRET, f"http://[::1/{SECRET}", "http://"])
-def test_an_address_that_is_none_is_waited_for(world: SenderWorld, tmp_path: Path, text: str) -> None:
+def test_invalid_address_is_retried(world: SenderWorld, tmp_path: Path, text: str) -> None:
     (tmp_path / "url").write_text(text)
     world.restarted(url=Secret(file=tmp_path / "url"))
     world.box.put(about(notice(1)))
@@ -168,7 +168,7 @@ def test_an_address_that_is_none_is_waited_for(world: SenderWorld, tmp_path: Pat
     assert world.states() == {"delivered": 1}
 
 
-def test_authorities_that_come_back_are_used_again(world: SenderWorld, tmp_path: Path) -> None:
+def test_restored_ca_file_is_used_again(world: SenderWorld, tmp_path: Path) -> None:
     authorities, aside = tmp_path / "ca.pem", tmp_path / "ca.bak"
     shutil.copy(certifi.where(), authorities)
     world.restarted(ca_file=authorities)
@@ -184,7 +184,7 @@ def test_authorities_that_come_back_are_used_again(world: SenderWorld, tmp_path:
     assert world.states() == {"delivered": 2}
 
 
-def test_no_secret_is_in_the_file_or_in_a_message(receiver: WebhookReceiver, tmp_path: Path) -> None:
+def test_store_and_reports_contain_no_secret(receiver: WebhookReceiver, tmp_path: Path) -> None:
     world = SenderWorld(receiver, tmp_path / "state")
     key = "whsec_" + base64.b64encode(SECRET.encode() * 3).decode()
     world.restarted(basic=Secret(value=f"me:{SECRET}"), secrets=(Secret(value=key),))

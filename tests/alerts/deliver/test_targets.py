@@ -33,7 +33,7 @@ def write(folder: Path, text: str) -> Path:
     return path
 
 
-def test_everything_that_can_be_said_of_a_target(tmp_path: Path) -> None:
+def test_every_target_setting_is_read(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         """
@@ -135,7 +135,7 @@ ONE = '[[target]]\nname = "a"\n'
         (f"{ONE}url = 'json://h/{SECRET}'\ntemplate = 'apprise'", "target[0].url (a): an address of Apprise is a secret"),
     ],
 )
-def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, words: str) -> None:
+def test_configuration_error_is_one_line_with_the_file(tmp_path: Path, text: str, words: str) -> None:
     path = write(tmp_path, text)
     with pytest.raises(InputError) as caught:
         load_targets(path)
@@ -147,7 +147,7 @@ def test_a_mistake_is_one_line_with_its_place(tmp_path: Path, text: str, words: 
     assert KEY not in message
 
 
-def test_files_that_do_not_exist_yet_are_waited_for_others_are_mistakes(tmp_path: Path) -> None:
+def test_missing_files_are_retried_other_problems_are_errors(tmp_path: Path) -> None:
     path = write(
         tmp_path,
         f"""
@@ -180,14 +180,14 @@ def test_files_that_do_not_exist_yet_are_waited_for_others_are_mistakes(tmp_path
 
 
 @pytest.mark.parametrize("content", [b"\xff\xfe", b"a = " + b"[" * 100_000, b'a = """' + b"x" * 2_000_000])
-def test_a_file_of_anything_is_an_error(tmp_path: Path, content: bytes) -> None:
+def test_malformed_file_is_an_error(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "alerts.toml"
     path.write_bytes(content)
     with pytest.raises(InputError, match=r"alerts\.toml"):
         load_targets(path)
 
 
-def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
+def test_missing_file_folder_or_fifo_is_an_error(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "fifo")
     for path in (tmp_path / "nowhere", tmp_path, tmp_path / "fifo"):
         with pytest.raises(InputError):
@@ -195,7 +195,7 @@ def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"\n", b"a\nb", b"\xff", b"\x1b[2J"])
-def test_a_secret_is_one_line_of_text(tmp_path: Path, content: bytes) -> None:
+def test_secret_must_be_one_line_of_text(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "secret").write_bytes(content)
     with pytest.raises(SecretUnavailableError, match="secret"):
         Secret(file=tmp_path / "secret").read()

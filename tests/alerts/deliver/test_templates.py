@@ -53,7 +53,7 @@ def texts(value: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
-def test_each_says_what_matters(name: Any) -> None:
+def test_every_template_contains_the_key_facts(name: Any) -> None:
     body = msgspec.json.decode(TEMPLATES[name](payload(notice(2, more=FULL)), "key"))
     everything = "\n".join(texts(body)) + str(body.get("payload", {}).get("custom_details", ""))
     assert everything.count("Two & <three>") + everything.count("Two &amp; &lt;three&gt;") == (2 if name == "pagerduty" else 1)
@@ -72,7 +72,7 @@ def test_each_says_what_matters(name: Any) -> None:
         ({"instance": "10.0.0.7:9838", "host": "n1"}, "n1"),
     ],
 )
-def test_an_instance_names_the_host_with_a_port_and_without(labels: dict[str, str], host: str) -> None:
+def test_host_is_derived_from_instance_with_or_without_port(labels: dict[str, str], host: str) -> None:
     alert = PayloadAlert(
         status="firing", labels={"alertname": "ExporterSlow", **labels}, annotations={}, starts_at="2026-01-01T00:00:00Z"
     )
@@ -81,7 +81,7 @@ def test_an_instance_names_the_host_with_a_port_and_without(labels: dict[str, st
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
-def test_an_end_is_told_as_such(name: Any) -> None:
+def test_resolved_alert_is_marked_resolved(name: Any) -> None:
     firing, ended = (TEMPLATES[name](payload(notice(2, ended=ended)), "key") for ended in (False, True))
     assert b"resolve" in ended.lower()
     assert b"resolve" not in firing.lower()
@@ -97,7 +97,7 @@ def lines_of(body: Any) -> list[str]:
     return [line for block in body["blocks"] for line in block["text"]["text"].splitlines()]
 
 
-def test_slack_takes_no_markup_from_an_alert() -> None:
+def test_slack_escapes_markup_of_an_alert() -> None:
     texts_of_all = {**dict.fromkeys(FULL, HOSTILE), "next": f"{HOSTILE}\nrankscope {HOSTILE}"}
     body = rendered(notice(2, more=texts_of_all))
     marked_up = [block["text"] for block in body["blocks"] if block["text"]["type"] != "plain_text"]
@@ -111,7 +111,7 @@ def test_slack_takes_no_markup_from_an_alert() -> None:
     assert "<" not in body["text"]
 
 
-def test_commands_are_code_and_prose_is_prose() -> None:
+def test_commands_are_formatted_as_code_and_prose_as_text() -> None:
     steps = "py-spy dump --pid 7   (rank 2, on node1)\nOn node1: dmesg | grep -i xid\nrankscope hang runs/llama"
     body = rendered(notice(2, more={"next": steps}))
     assert "`py-spy dump --pid 7  # rank 2, on node1`\n`rankscope hang runs/llama`" in texts(body)
@@ -121,13 +121,13 @@ def test_commands_are_code_and_prose_is_prose() -> None:
     assert code == ["py-spy dump --pid 7  # rank 2, on node1", "rankscope hang runs/llama"]
 
 
-def test_commands_that_are_too_long_are_left_out_whole() -> None:
+def test_overlong_commands_are_omitted_whole() -> None:
     body = rendered(notice(2, more={"next": "\n".join(f"rankscope {number}{'&' * 700}" for number in range(8))}))
     assert all(line.endswith("`") for line in lines_of(body) if line.startswith("`"))
 
 
 @pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
-def test_runs_of_one_name_are_told_apart(template: str) -> None:
+def test_run_id_distinguishes_runs_of_one_name(template: str) -> None:
     names = ("train-20231114-221320-7f53a2", "train-20231115-221320-00c3d1")
     first, second = (rendered(notice(2, run=run_id, name="train"), template=template) for run_id in names)
     for body, run_id, not_this in ((first, *names), (second, *reversed(names))):
@@ -142,7 +142,7 @@ def test_pagerduty_names_alert_and_run() -> None:
     assert text["group"] == "train-1"
 
 
-def test_who_hung_a_run_is_in_the_headline() -> None:
+def test_hang_headline_names_the_culprit_rank() -> None:
     hang = {
         "culprit": "3",
         "culprit_host": "node2",
@@ -159,7 +159,7 @@ def test_who_hung_a_run_is_in_the_headline() -> None:
     assert rendered(crowd)["text"] == "FIRING warning TrainingStraggler: run r1, ranks 0, 1, 2, 3 and 36 more"
 
 
-def test_what_is_about_no_run_claims_nothing_of_one() -> None:
+def test_alert_without_a_run_names_no_run() -> None:
     full = Alert(labels={"alertname": "DiskFull"}, annotations={"summary": "full"})
     disk = Notice(alert=payload_alert(full, starts_at_unix_ns=0))
     assert [line.strip() for line in lines_of(rendered(disk))] == ["⚪ FIRING DiskFull", "full"]
@@ -180,7 +180,7 @@ def test_what_is_about_no_run_claims_nothing_of_one() -> None:
         (True, {"ended_because": "the run ended early"}, "⬜ ENDED (the run ended early) warning"),
     ],
 )
-def test_the_heading_says_what_is_new(ended: bool, more: dict[str, str], begins: str) -> None:
+def test_heading_shows_the_status_change(ended: bool, more: dict[str, str], begins: str) -> None:
     first_notice = notice(2, ended=ended, more=more)
     assert lines_of(rendered(first_notice))[0].startswith(begins)
     card = rendered(first_notice, template="teams")["attachments"][0]["content"]["body"][0]["inlines"][0]
@@ -188,7 +188,7 @@ def test_the_heading_says_what_is_new(ended: bool, more: dict[str, str], begins:
     assert (card["color"] == "good") == ("RESOLVED" in begins)
 
 
-def test_pagerduty_says_why_an_alert_ended_that_nobody_saw_mended() -> None:
+def test_pagerduty_shows_why_an_alert_ended() -> None:
     event = rendered(notice(2, ended=True, more={"ended_because": "the run is over"}), template="pagerduty")
     assert event["event_action"] == "resolve"
     assert event["payload"]["custom_details"]["ended because"] == "the run is over"
@@ -196,13 +196,13 @@ def test_pagerduty_says_why_an_alert_ended_that_nobody_saw_mended() -> None:
 
 
 @pytest.mark.parametrize("template", ["slack", "teams", "pagerduty"])
-def test_since_when_and_for_how_long(template: str) -> None:
+def test_start_time_and_duration_are_shown(template: str) -> None:
     assert any("since 2023-11-14 22:13:20 UTC" in text for text in texts(rendered(notice(2), template=template)))
     ended = texts(rendered(notice(2, ended=True), template=template))
     assert any("2023-11-14 22:13:20 to 2023-11-14 22:14:20 UTC, 60 s" in text for text in ended)
 
 
-def test_of_much_evidence_a_chat_shows_what_decides() -> None:
+def test_chat_shows_only_the_deciding_evidence() -> None:
     pieces = [f"figure {number} ({'x' * 90})" for number in range(17)]
     more = {"evidence": "; ".join(pieces), "dashboard_url": FULL["dashboard_url"]}
     for template in ("slack", "teams"):
@@ -213,7 +213,7 @@ def test_of_much_evidence_a_chat_shows_what_decides() -> None:
     assert msgspec.json.decode(payload(notice(2, more=more)))["alerts"][0]["annotations"]["evidence"] == more["evidence"]
 
 
-def test_teams_reads_no_text_of_an_alert_as_markdown() -> None:
+def test_teams_renders_alert_text_as_plain_text() -> None:
     body = msgspec.json.decode(TEMPLATES["teams"](payload(notice(2, more=dict.fromkeys(FULL, HOSTILE))), ""))
     [attachment] = body["attachments"]
     card = attachment["content"]
@@ -229,7 +229,7 @@ def test_teams_reads_no_text_of_an_alert_as_markdown() -> None:
     assert card["actions"] == []
 
 
-def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
+def test_pagerduty_joins_firing_and_resolved_by_fingerprint() -> None:
     first_notice = notice(2, more=FULL)
     began, ended = (
         msgspec.json.decode(TEMPLATES["pagerduty"](payload(what), "r0uting")) for what in (first_notice, notice(2, ended=True))
@@ -243,7 +243,7 @@ def test_pagerduty_joins_beginning_and_end_by_the_fingerprint() -> None:
 
 @pytest.mark.parametrize("name", ["slack", "teams"])
 @given(text=st.text(max_size=4000), names=st.lists(st.sampled_from(sorted(FULL)), max_size=10), count=st.integers(1, 16))
-def test_no_body_is_too_large_and_every_body_is_json(name: Any, text: str, names: list[str], count: int) -> None:
+def test_every_body_is_json_within_the_size_limit(name: Any, text: str, names: list[str], count: int) -> None:
     for message in about(*(notice(rank, more=dict.fromkeys(names, text * 20)) for rank in range(count))):
         body = TEMPLATES[name](message.body, "")
         assert len(body) <= 20_000
@@ -253,7 +253,7 @@ def test_no_body_is_too_large_and_every_body_is_json(name: Any, text: str, names
             assert all(0 < len(block["text"]["text"]) <= 3000 for block in decoded["blocks"])
 
 
-def test_sixteen_full_alerts_fit_everywhere() -> None:
+def test_sixteen_full_alerts_fit_every_template() -> None:
     full = [notice(rank, more={**FULL, "evidence": "x" * 300}) for rank in range(16)]
     for message in about(*full):
         for name in ("slack", "teams"):
@@ -267,7 +267,7 @@ def apprise_target(url: str) -> Target:
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_apprise_speaks_to_the_rest(tmp_path: Path) -> None:
+def test_apprise_delivers_to_other_services(tmp_path: Path) -> None:
     taken: list[Any] = []
 
     def take(request: Any, body: bytes) -> None:

@@ -74,7 +74,7 @@ def pass_another(receiver: ReceiverProcess, target: ListeningTarget) -> None:
 
 
 @pytest.mark.full
-def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
+def test_capture_result_follows_the_alert_even_after_a_kill(
     receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
@@ -121,7 +121,7 @@ def test_the_result_of_a_capture_follows_its_alert_also_after_a_kill(
     assert words["dashboard_url"] == "https://rankscope.example/run/r1/timeline?rank=1&window=70"
 
 
-def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
+def test_refused_capture_is_reported_and_missing_runs_get_no_request(
     receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     run = two_ranks(tmp_path / "runs" / "one")
@@ -142,7 +142,7 @@ def test_a_refusal_is_told_and_nothing_is_asked_of_a_run_that_is_not_there(
     assert receiver.count('actions_total{kind="capture",outcome="refused"}') == 1
 
 
-def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: ListeningTarget) -> None:
+def test_hung_run_is_dumped_and_the_culprit_is_named(tmp_path: Path, target: ListeningTarget) -> None:
     # given a job in which rank 1 never enters a collective
     run = two_ranks(tmp_path / "runs" / "one", simulated=True)
     hung = DumpedJob.of_events({"0": (0, 1)}, ["0"] * 3, stops={1: 1}).dumps()
@@ -179,7 +179,7 @@ def test_a_run_that_stands_still_is_dumped_and_the_culprit_is_named(tmp_path: Pa
 
 
 @pytest.mark.full
-def test_a_slow_analysis_delays_no_alert_and_its_verdict_follows(tmp_path: Path, target: ListeningTarget) -> None:
+def test_slow_analysis_delays_no_alert_and_the_verdict_follows(tmp_path: Path, target: ListeningTarget) -> None:
     two_ranks(tmp_path / "runs" / "one")
     # given a time limit shorter than any analysis
     config = CONFIG.format(url=target.url, steps=2).partition("[[action]]")[0].replace('"30s"', '"0.01ms"')

@@ -25,7 +25,7 @@ CAPTURE = ActionRule(alert="TrainingStraggler", do="capture", at_most="1/10min p
 DUMP = ActionRule(alert="TrainingStraggler", do="dump")
 
 
-def test_a_capture_is_wanted_once_in_an_episode() -> None:
+def test_capture_is_requested_once_per_episode() -> None:
     world = WorkerWorld(CAPTURE)
     ((_, words),) = world.receive(world.alert())
     assert "next 3 steps" in words["capture_request"]
@@ -39,7 +39,7 @@ def test_a_capture_is_wanted_once_in_an_episode() -> None:
     assert len(world.inbox.actions("wanted")) == 2
 
 
-def test_captures_are_so_many_per_run_and_in_all() -> None:
+def test_captures_are_limited_per_run_and_in_total() -> None:
     world = WorkerWorld(CAPTURE)
     result = world.receive(*(world.alert(rank=str(rank)) for rank in range(3)))
     assert sum("follows" in words["capture_request"] for _, words in result) == 1
@@ -52,13 +52,13 @@ def test_captures_are_so_many_per_run_and_in_all() -> None:
     assert "follows" in words["capture_request"]
 
 
-def test_two_rules_of_a_kind_ask_once() -> None:
+def test_two_rules_of_one_kind_make_one_request() -> None:
     world = WorkerWorld(CAPTURE, ActionRule(alert="TrainingStraggler", do="capture", steps=9), DUMP)
     world.receive(world.alert())
     assert [(action.kind, action.steps) for action in world.inbox.actions("wanted")] == [("capture", 3), ("dump", 3)]
 
 
-def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
+def test_rate_limit_counts_a_run_once_by_name_or_id() -> None:
     world = WorkerWorld(CAPTURE)
     world.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", problem="damaged"))  # type: ignore[assignment]
     ((_, first),) = world.receive(world.alert(run_id=""))
@@ -68,7 +68,7 @@ def test_a_run_is_one_run_to_the_limits_whatever_alerts_call_it() -> None:
     assert "1/10min per run" in second["capture_request"]
 
 
-def test_a_clock_that_was_ahead_does_not_forbid_captures_until_then() -> None:
+def test_clock_set_back_does_not_block_captures() -> None:
     world = WorkerWorld(CAPTURE)
     for number in range(2):
         world.receive(world.alert(run_id=str(number)), after_s=365 * 86400)
@@ -80,7 +80,7 @@ def acting(world: WorkerWorld, *rules: ActionRule, shown: list[str]) -> ActionRu
     return ActionRunner(world.inbox, runs=KnownRuns([]), rules=rules, counters=Counters(), show=shown.append, report=shown.append)
 
 
-def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
+def test_action_disallowed_by_a_new_configuration_is_not_run() -> None:
     world, shown = WorkerWorld(CAPTURE), list[str]()
     world.receive(world.alert())
     # given a restart with a configuration that allows captures only for another team
@@ -93,7 +93,7 @@ def test_what_the_file_allows_no_more_when_it_is_due_is_not_done() -> None:
 @pytest.mark.parametrize(
     "annotations", [{"summary": "[simulated GPUs] It stands."}, {"simulated": "true", "summary": "It stands."}]
 )
-def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotations: dict[str, str]) -> None:
+def test_follow_up_keeps_simulated_mark_and_next_steps_of_the_alert(annotations: dict[str, str]) -> None:
     world, shown = WorkerWorld(CAPTURE), list[str]()
     world.receive(world.alert() | {"annotations": {**annotations, "next": "py-spy dump --pid 26401   (rank 1, on n1)"}})
     runner = acting(world, CAPTURE, shown=shown)
@@ -105,7 +105,7 @@ def test_a_follow_up_keeps_the_mark_of_its_alert_and_what_it_said_to_do(annotati
     assert words["next"] == "py-spy dump --pid 26401   (rank 1, on n1)"
 
 
-def test_what_to_do_comes_once_and_names_processes_where_they_are_known() -> None:
+def test_merged_steps_have_no_duplicates_and_prefer_known_pids() -> None:
     stack, culprit, unnamed = (f"py-spy dump --pid {who}" for who in ("1   (rank 1)", "5   (rank 5)", "PID shows where it is"))
     own = f"rankscope hang r\n{stack}"
     assert merged_steps(own, f"{unnamed}\nrankscope analyze r") == f"{own}\nrankscope analyze r"
@@ -114,7 +114,7 @@ def test_what_to_do_comes_once_and_names_processes_where_they_are_known() -> Non
     assert merged_steps("", "") == ""
 
 
-def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Path) -> None:
+def test_action_uses_the_run_that_was_matched_by_name(tmp_path: Path) -> None:
     world = WorkerWorld(CAPTURE)
     world.worker._analyst = SimpleNamespace(verdict=lambda _: RunVerdict(run_id="r1", by_name=True, problem="damaged"))  # type: ignore[assignment]
     ((_, words),) = world.receive(world.alert(run_id="", run="test"))
@@ -133,7 +133,7 @@ def test_a_run_that_was_found_by_its_name_is_the_one_that_is_asked(tmp_path: Pat
         runs.find(_run_of(msgspec.structs.replace(action, run_id="test"), alert))
 
 
-def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_fault_frees_the_slot_of_its_action(monkeypatch: pytest.MonkeyPatch) -> None:
     world, shown = WorkerWorld(CAPTURE), list[str]()
     world.receive(world.alert())
     runner = acting(world, CAPTURE, shown=shown)
@@ -150,13 +150,13 @@ def test_a_fault_of_ours_gives_the_place_of_its_action_back(monkeypatch: pytest.
     assert world.inbox.actions("wanted") == [action]
 
 
-def test_nothing_is_asked_for_other_alerts_nor_without_a_run() -> None:
+def test_other_alerts_and_alerts_without_a_run_request_no_action() -> None:
     world = WorkerWorld(CAPTURE)
     assert len(world.receive(world.alert(alertname="GpuDown"), world.alert(run_id="", run=""))) == 2
     assert world.inbox.actions("wanted") == []
 
 
-def test_what_is_done_leaves_no_alert_behind() -> None:
+def test_finished_action_keeps_no_alert_body() -> None:
     world = WorkerWorld(CAPTURE)
     world.receive(world.alert())
     (action,) = world.inbox.actions("wanted")

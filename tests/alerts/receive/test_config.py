@@ -38,7 +38,7 @@ def load(tmp_path: Path, text: str) -> ReceiverConfig:
     return load_config(tmp_path / "alerts.toml")
 
 
-def test_a_file_is_understood(tmp_path: Path) -> None:
+def test_valid_file_is_loaded(tmp_path: Path) -> None:
     config = load(tmp_path, GOOD)
     assert config.receive.listen == "0.0.0.0:9099"
     assert config.targets == ["pager"]
@@ -68,7 +68,7 @@ def test_a_file_is_understood(tmp_path: Path) -> None:
         ("[receive]", '[receive]\ndashboard_url = "https://u:pw@x/"', "has a user in it"),
     ],
 )
-def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: str, new: str, message: str) -> None:
+def test_configuration_error_is_one_line_with_the_file(tmp_path: Path, old: str, new: str, message: str) -> None:
     with pytest.raises(InputError) as caught:
         load(tmp_path, GOOD.replace(old, new))
     assert message in str(caught.value)
@@ -76,7 +76,7 @@ def test_a_mistake_in_the_file_is_one_line_with_its_place(tmp_path: Path, old: s
     assert "alerts.toml" in str(caught.value)
 
 
-def test_the_file_of_the_documentation_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_configuration_example_of_the_documentation_is_valid(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = (Path(__file__).parents[3] / "docs" / "receiver.md").read_text()
     text = page.partition("```toml\n")[2].partition("```")[0]
     monkeypatch.setenv("RANKSCOPE_WEBHOOK_SECRET", "whsec_" + "c2VjcmV0" * 6)
@@ -100,7 +100,7 @@ def test_an_action_for_an_unknown_alert_is_a_warning_not_an_error(tmp_path: Path
     assert all(fact in second for fact in ("action[1].alert", "'OurOwn'"))
 
 
-def test_rates() -> None:
+def test_action_rates_are_parsed() -> None:
     assert [action_rate(text) for text in ("1/10min per run", "30/h", "2/1h", "5/s")] == [(1, 600), (30, 3600), (2, 3600), (5, 1)]
     for text in ("", "1", "1/0s", "-1/s", "1/10", "1/10min per day"):
         with pytest.raises(ValueError, match="is not a rate"):

@@ -28,7 +28,7 @@ from rankscope.runs.records import RunInfo
 from rankscope.runs.small_files import create_run
 
 
-def test_a_change_is_news_and_a_repetition_is_not(world: WorkerWorld) -> None:
+def test_status_change_is_forwarded_and_repetition_is_not(world: WorkerWorld) -> None:
     firing, resolved = world.alert(), world.alert("resolved")
     assert len(world.receive(firing)) == 1
     assert world.receive(firing, after_s=60) == []
@@ -37,13 +37,13 @@ def test_a_change_is_news_and_a_repetition_is_not(world: WorkerWorld) -> None:
     assert world.receive(resolved, after_s=60) == []
 
 
-def test_why_an_alert_ended_goes_on(world: WorkerWorld) -> None:
+def test_reason_of_an_end_is_forwarded(world: WorkerWorld) -> None:
     world.receive(world.alert())
     over = {**world.alert("resolved"), "annotations": {"ended_because": "the run is over"}}
     assert world.receive(over, after_s=60) == [("resolved", {"ended_because": "the run is over"})]
 
 
-def test_that_more_is_known_of_an_alert_is_told_once(world: WorkerWorld) -> None:
+def test_newer_details_of_an_alert_are_forwarded_once(world: WorkerWorld) -> None:
     world.receive(world.alert())
 
     def of(seconds: int) -> dict[str, Any]:
@@ -58,7 +58,7 @@ def test_that_more_is_known_of_an_alert_is_told_once(world: WorkerWorld) -> None
     assert len(world.receive(of(55), after_s=60)) == 1
 
 
-def test_what_still_fires_is_told_again_after_hours(world: WorkerWorld) -> None:
+def test_firing_alert_is_repeated_after_four_hours(world: WorkerWorld) -> None:
     world.receive(world.alert())
     (again,) = world.receive(world.alert(), after_s=4 * 3600 + 1)
     assert again == ("firing", {"reminder": "1", "updated_at": "1970-01-12T17:46:41.000Z"})
@@ -66,7 +66,7 @@ def test_what_still_fires_is_told_again_after_hours(world: WorkerWorld) -> None:
     assert len(world.receive(world.alert(), after_s=4 * 3600 + 1)) == 1
 
 
-def test_two_alertmanagers_say_everything_twice_and_not_quite_alike(world: WorkerWorld) -> None:
+def test_duplicates_from_two_alertmanagers_are_suppressed(world: WorkerWorld) -> None:
     assert len(world.receive(world.alert(starts=900_010))) == 1
     assert world.receive(world.alert(starts=900_000), after_s=1) == []
     assert len(world.receive(world.alert("resolved", starts=900_000), after_s=60)) == 1
@@ -75,7 +75,7 @@ def test_two_alertmanagers_say_everything_twice_and_not_quite_alike(world: Worke
     assert world.receive(world.alert(starts=900_000), after_s=1) == []
 
 
-def test_an_alert_that_comes_back_is_news_also_with_the_time_it_had(world: WorkerWorld) -> None:
+def test_alert_firing_again_with_the_same_start_is_forwarded(world: WorkerWorld) -> None:
     collected = []
     for number, starts in enumerate((900_000, 950_000, 950_000)):
         collected += world.receive(world.alert(starts=starts), after_s=3600)
@@ -83,18 +83,18 @@ def test_an_alert_that_comes_back_is_news_also_with_the_time_it_had(world: Worke
         assert len(collected) == 2 * (number + 1)
 
 
-def test_the_end_of_what_nobody_heard_of_is_not_told(world: WorkerWorld) -> None:
+def test_resolved_without_firing_is_not_forwarded(world: WorkerWorld) -> None:
     assert world.receive(world.alert("resolved")) == []
 
 
-def test_an_end_that_does_not_say_of_what_is_an_end(world: WorkerWorld) -> None:
+def test_resolved_without_a_start_time_ends_the_alert(world: WorkerWorld) -> None:
     world.receive(world.alert())
     assert [status for status, _ in world.receive(world.alert("resolved") | {"startsAt": ""}, after_s=60)] == ["resolved"]
     # and a firing alert without a start time does not count as late
     assert [status for status, _ in world.receive(world.alert() | {"startsAt": ""}, after_s=1)] == ["firing"]
 
 
-def test_of_one_delivery_with_an_alert_twice_the_last_counts(world: WorkerWorld) -> None:
+def test_last_duplicate_in_one_delivery_counts(world: WorkerWorld) -> None:
     world.receive(world.alert(), world.alert("resolved", starts=900_001))
     episode = world.inbox.episode(fingerprint(STRAGGLER))
     assert episode is not None
@@ -104,7 +104,7 @@ def test_of_one_delivery_with_an_alert_twice_the_last_counts(world: WorkerWorld)
 @given(
     some.lists(some.tuples(some.sampled_from(["firing", "resolved"]), some.integers(0, 3), some.integers(0, 7200)), max_size=20)
 )
-def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[tuple[Any, int, int]]) -> None:
+def test_forwarded_states_alternate_beginning_with_firing(deliveries: list[tuple[Any, int, int]]) -> None:
     episode: Episode | None = None
     now = 10**9
     collected: list[str] = []
@@ -118,7 +118,7 @@ def test_nothing_is_told_twice_and_no_end_without_a_beginning(deliveries: list[t
     assert collected == ["firing", "resolved"] * (len(collected) // 2) + ["firing"] * (len(collected) % 2)
 
 
-def test_routes_say_who_is_told() -> None:
+def test_routes_select_the_targets() -> None:
     routes = (
         Route(match={"severity": "critical"}, targets=["pager", "chat"]),
         Route(match={"alertname": ["TrainingStraggler", "Other"], "team": ""}, targets=["chat"]),
@@ -131,7 +131,7 @@ def test_routes_say_who_is_told() -> None:
     assert forwarding.targets_of({"alertname": "Quiet"}) == []
 
 
-def test_a_thousand_alerts_at_once_are_all_told(world: WorkerWorld) -> None:
+def test_thousand_alerts_at_once_are_all_forwarded(world: WorkerWorld) -> None:
     result = world.receive(*(world.alert(rank=str(rank)) for rank in range(1000)))
     assert len(result) == 1000
 
@@ -149,7 +149,7 @@ GRAFANA = {
 }  # fmt: skip
 
 
-def test_what_grafana_sends_has_the_same_shape() -> None:
+def test_grafana_payload_is_read_as_a_notification() -> None:
     notification = read_notification(msgspec.json.encode(GRAFANA))
     assert (notification.source, notification.truncated_alerts) == ("grafana", 2)
     (alert,) = notification.alerts
@@ -162,7 +162,7 @@ def test_what_grafana_sends_has_the_same_shape() -> None:
     }
 
 
-def test_what_a_sender_leaves_out_is_tolerated() -> None:
+def test_missing_payload_fields_are_tolerated() -> None:
     body = {"version": "4", "status": "firing", "alerts": [{"status": "firing", "labels": {}, "annotations": None}]}
     (alert,) = read_notification(msgspec.json.encode(body)).alerts
     assert (alert.annotations, alert.starts_at) == ({}, "")
@@ -171,17 +171,17 @@ def test_what_a_sender_leaves_out_is_tolerated() -> None:
 
 
 @pytest.mark.parametrize("text", ["now", "9" * 5000, "2024-13-01T00:00:00Z", "\x00"])
-def test_a_moment_that_is_none_is_unknown(text: str) -> None:
+def test_invalid_timestamp_counts_as_unknown(text: str) -> None:
     assert unix_ns(text) == 0
 
 
 @pytest.mark.parametrize("text", ["", "9999-12-31T23:59:59Z", "0001-01-01T00:00:00Z"])
-def test_an_alert_without_a_known_beginning_is_passed_on(world: WorkerWorld, text: str) -> None:
+def test_alert_without_a_valid_start_is_forwarded(world: WorkerWorld, text: str) -> None:
     assert unix_ns(text) == 0
     assert len(world.receive({**world.alert(), "startsAt": text})) == 1
 
 
-def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None:
+def test_runs_are_matched_by_run_id_and_not_by_path(tmp_path: Path) -> None:
     root = tmp_path / "root"
     for name, start in (("a", 1), ("b", 2)):
         create_run(root / name, RunInfo(run_id=f"id-{name}", name="llama", start_unix_ns=start))
@@ -202,7 +202,7 @@ def test_runs_are_found_by_what_they_say_and_not_by_path(tmp_path: Path) -> None
         runs.find(RunName("id-a", ""))
 
 
-def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_name_matches_only_a_single_live_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = KnownRuns([tmp_path])
     old, first, second = (two_ranks(tmp_path / name, run_id=name) for name in ("old", "one", "two"))
     create_run(tmp_path / "begins", RunInfo(run_id="begins", name="test", start_unix_ns=1))
@@ -221,7 +221,7 @@ def test_a_run_is_found_by_its_name_only_if_it_is_the_only_live_one(tmp_path: Pa
         runs.find(RunName("", "other"))
 
 
-def test_a_missing_folder_hides_no_other_runs_and_leaves_none_to_guess(tmp_path: Path) -> None:
+def test_missing_folder_hides_no_other_run_and_prevents_name_match(tmp_path: Path) -> None:
     two_ranks(tmp_path / "here" / "one", run_id="one")
     away = tmp_path / "away"
     runs = KnownRuns([tmp_path / "here", away])
@@ -241,7 +241,7 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path / "state"
 
 
-def test_of_alerts_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_remembered_alerts_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MAX_EPISODES", 3)
     world = WorkerWorld()
     for number in range(6):
@@ -251,7 +251,7 @@ def test_of_alerts_only_so_many_are_remembered(monkeypatch: pytest.MonkeyPatch) 
     assert collected == [False] * 3 + [True] * 3
 
 
-def test_an_inbox_forgets(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_inbox_prunes_old_deliveries(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MAX_KEPT", 5)
     monkeypatch.setattr(inbox_module, "MAX_KNOWN", 8)
     with AlertStore(folder, report=pytest.fail) as store:

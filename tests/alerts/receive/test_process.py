@@ -32,9 +32,7 @@ from rankscope.alerts.receive.web.bodies import MAX_BODY_BYTES
 pytestmark = pytest.mark.slow
 
 
-def test_acknowledged_alerts_are_delivered_once_however_often_it_is_killed(
-    receiver: ReceiverProcess, target: ListeningTarget
-) -> None:
+def test_acknowledged_alerts_are_delivered_once_despite_kills(receiver: ReceiverProcess, target: ListeningTarget) -> None:
     course = send_while_killed(receiver, target, deliveries=20, senders=4, kills=2, pause_s=lambda: random.uniform(0.05, 0.4))
     assert course.acknowledged == 20
     assert course.ids_of_alerts == {str(number): 1 for number in range(20)}
@@ -62,7 +60,7 @@ STRANGE_LABELS = [
 ]
 
 
-def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
+def test_hostile_payloads_are_refused_or_forwarded_without_harm(
     receiver: ReceiverProcess, target: ListeningTarget, tmp_path: Path
 ) -> None:
     for body in HOSTILE:
@@ -86,7 +84,7 @@ def test_hostile_payloads_are_refused_or_passed_on_and_harm_nobody(
     assert "Traceback" not in receiver.errors.read_text()
 
 
-def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target: ListeningTarget) -> None:
+def test_full_disk_refuses_deliveries_and_loses_none_accepted(tmp_path: Path, target: ListeningTarget) -> None:
     # given a process whose files cannot grow beyond 600 kB
     receiver = ReceiverProcess(tmp_path, CONFIG.format(url=target.url))
     receiver.limit_files(600_000)
@@ -121,7 +119,7 @@ def test_a_full_disk_refuses_and_nothing_accepted_is_lost(tmp_path: Path, target
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nX-Slow: "], ids=["idle", "slow heads"])
-def test_a_crowd_of_connections_keeps_no_alert_and_no_probe_out(receiver: ReceiverProcess, sent: bytes) -> None:
+def test_many_connections_block_neither_alerts_nor_probes(receiver: ReceiverProcess, sent: bytes) -> None:
     with contextlib.ExitStack() as crowd:
         for _ in range(200):
             crowd.enter_context(socket.create_connection(("127.0.0.1", receiver.port))).sendall(sent)
@@ -129,7 +127,7 @@ def test_a_crowd_of_connections_keeps_no_alert_and_no_probe_out(receiver: Receiv
         assert receiver.post(firing(1)).status_code == 200
 
 
-def test_our_own_sender_is_known_by_its_signature(tmp_path: Path, target: ListeningTarget, cli: Cli) -> None:
+def test_rankscope_sender_is_authenticated_by_signature(tmp_path: Path, target: ListeningTarget, cli: Cli) -> None:
     secret = tmp_path / "secret"
     secret.write_text(f"whsec_{base64.b64encode(bytes(32)).decode()}")
     config = '[receive]\nwebhook_secrets = [{ file = "secret" }]\n'
@@ -199,7 +197,7 @@ rankscope.cli.main.main()
 
 
 @pytest.mark.parametrize(("config", "thread"), [(CONFIG, "rankscope-send-chat"), ("", "worker")])
-def test_types_are_looked_through_before_threads_decode_them(tmp_path: Path, config: str, thread: str) -> None:
+def test_message_types_are_inspected_before_threads_decode(tmp_path: Path, config: str, thread: str) -> None:
     # msgspec inspects types at their first use; two threads doing so at once crashed the process
     receiver = ReceiverProcess(tmp_path, config.format(url="http://127.0.0.1:1/"))
     receiver.launch = ["-c", LOOKED_THROUGH]
@@ -218,7 +216,7 @@ receivers:
 
 
 @pytest.mark.full
-def test_two_real_alertmanagers_that_both_send_are_told_on_once(tmp_path: Path, target: ListeningTarget) -> None:
+def test_alert_from_two_alertmanagers_is_forwarded_once(tmp_path: Path, target: ListeningTarget) -> None:
     (tmp_path / "token").write_text("a token of Alertmanager")
     config = '[receive]\nbearer = [{ file = "token" }]\n'
     with contextlib.ExitStack() as stack:
@@ -276,7 +274,7 @@ def test_a_thousand_critical_alerts_of_one_run_are_all_delivered(tmp_path: Path,
     assert "refused" not in receiver.errors.read_text()
 
 
-def test_few_file_descriptors_are_enough_for_a_crowd(tmp_path: Path, target: ListeningTarget) -> None:
+def test_receiver_serves_many_connections_with_few_descriptors(tmp_path: Path, target: ListeningTarget) -> None:
     settings = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))"
     with contextlib.ExitStack() as crowd, ReceiverProcess(tmp_path, CONFIG.format(url=target.url), settings=settings) as receiver:
         for _ in range(200):

@@ -112,7 +112,7 @@ def test_a_payload_is_accepted_shown_and_listed(client: Client, shown: list[str]
         msgspec.json.encode({**PAYLOAD, "alerts": [{"status": "firing"}]}),
     ],
 )
-def test_garbage_is_refused_for_good(client: Client, shown: list[str], body: bytes) -> None:
+def test_invalid_payload_is_refused_with_400(client: Client, shown: list[str], body: bytes) -> None:
     answer = client.post(body)
     assert answer.status_code == 400
     assert answer.text.startswith("not a webhook payload")
@@ -129,7 +129,7 @@ def test_the_last_deliveries_are_listed(client: Client, inbox: Inbox) -> None:
     assert [row["payload"]["receiver"] for row in listing["deliveries"]] == [str(number) for number in range(5, MAX_KEPT + 5)]
 
 
-def test_whoever_is_too_busy_asks_to_come_again(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_busy_receiver_answers_503_with_retry_after(client: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inbox_module, "MAX_WAITING", 2)
     answers = [client.post({**PAYLOAD, "receiver": str(number)}) for number in range(3)]
     assert [answer.status_code for answer in answers] == [200, 200, 503]
@@ -137,7 +137,7 @@ def test_whoever_is_too_busy_asks_to_come_again(client: Client, monkeypatch: pyt
     assert 'rankscope_receiver_refused_total{reason="busy"} 1' in client.request("GET", "/metrics").text
 
 
-def test_the_same_delivery_twice_is_one(client: Client, shown: list[str]) -> None:
+def test_repeated_delivery_counts_once(client: Client, shown: list[str]) -> None:
     for id_, body in (("a", PAYLOAD), ("a", PAYLOAD), ("b", PAYLOAD), ("a", {**PAYLOAD, "receiver": "another"})):
         content = msgspec.json.encode(body)
         assert client.request("POST", "/webhook", content, {"webhook-id": id_}).status_code == 200
@@ -145,7 +145,7 @@ def test_the_same_delivery_twice_is_one(client: Client, shown: list[str]) -> Non
     assert len(shown) == 3
 
 
-def test_prometheus_understands_its_page(client: Client) -> None:
+def test_metrics_page_is_valid_prometheus_text(client: Client) -> None:
     client.post(PAYLOAD)
     client.post(b"")
     page = client.request("GET", "/metrics")
@@ -160,7 +160,7 @@ def test_prometheus_understands_its_page(client: Client) -> None:
     assert all(family.documentation for family in families.values())
 
 
-def test_what_the_sender_left_out_is_said(client: Client, shown: list[str]) -> None:
+def test_truncated_alerts_are_shown(client: Client, shown: list[str]) -> None:
     client.post({**PAYLOAD, "truncatedAlerts": 7})
     assert all(fact in shown[-1] for fact in ("7 more", "alertmanager"))
 
@@ -178,13 +178,13 @@ def test_what_the_sender_left_out_is_said(client: Client, shown: list[str]) -> N
         ("GET", "/metrics", 200),
     ],
 )
-def test_other_requests(client: Client, method: str, path: str, status: int) -> None:
+def test_unsupported_requests_get_their_http_status(client: Client, method: str, path: str, status: int) -> None:
     answer = client.request(method, path)
     assert answer.status_code == status
     assert ("allow" in answer.headers) == (status == 405)
 
 
-def test_text_from_elsewhere_cannot_steer_the_terminal(client: Client, shown: list[str]) -> None:
+def test_alert_text_cannot_inject_terminal_escapes(client: Client, shown: list[str]) -> None:
     alert = {**PAYLOAD["alerts"][0], "annotations": {"summary": "a\x1b[2Jb\nFIRING forged"}}
     client.post({**PAYLOAD, "alerts": [alert]})
     assert shown == ["FIRING   TrainingStraggler run llama rank 2 host n1: a�[2Jb�FIRING forged"]
@@ -207,7 +207,7 @@ def test_deliveries_are_appended_one_per_line(
     assert len(out.read_bytes().splitlines()) == 3
 
 
-def test_what_cannot_be_stored_is_asked_for_again(tmp_path: Path, shown: list[str], inbox: Inbox) -> None:
+def test_delivery_that_cannot_be_stored_gets_503_with_retry_after(tmp_path: Path, shown: list[str], inbox: Inbox) -> None:
     # given a folder in place of the file: appending fails
     client = Client(ReceiverApp(inbox, show=shown.append, report=shown.append, out=tmp_path))
     answer = client.post(PAYLOAD)
@@ -249,7 +249,7 @@ def serving(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[tuple[su
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.full)])
-def test_the_real_process_receives_and_ends_cleanly(
+def test_receiver_process_accepts_a_delivery_and_exits_cleanly(
     serving: tuple[subprocess.Popen[str], str, Path], number: signal.Signals
 ) -> None:
     process, url, out = serving
@@ -275,7 +275,7 @@ def test_the_real_process_receives_and_ends_cleanly(
         ),
     ],
 )
-def test_connections_that_stall_do_not_keep_others_out(serving: tuple[subprocess.Popen[str], str, Path], sent: bytes) -> None:
+def test_stalled_connections_do_not_block_other_senders(serving: tuple[subprocess.Popen[str], str, Path], sent: bytes) -> None:
     _, url, _ = serving
     with contextlib.ExitStack() as stack:
         for _ in range(70):
@@ -286,7 +286,7 @@ def test_connections_that_stall_do_not_keep_others_out(serving: tuple[subprocess
 
 @pytest.mark.slow
 @pytest.mark.parametrize("serving", [UNREAD], indirect=True, ids=["stdout is full"])
-def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], str, Path]) -> None:
+def test_receiver_accepts_deliveries_while_stdout_is_full(serving: tuple[subprocess.Popen[str], str, Path]) -> None:
     process, url, out = serving
     for _ in range(2):
         assert httpx.post(f"{url}/webhook", json=PAYLOAD).status_code == 200
@@ -298,13 +298,13 @@ def test_it_accepts_what_it_cannot_show(serving: tuple[subprocess.Popen[str], st
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", ":0", "[::]:0"])
-def test_it_does_not_listen_to_others_unless_told(cli: Cli, address: str) -> None:
+def test_public_listen_address_requires_a_configuration(cli: Cli, address: str) -> None:
     completed = cli("alerts", "serve", "--listen", address)
     assert completed.returncode == 2
     assert "[receive] of --config" in completed.stderr
 
 
-def test_a_port_in_use_is_one_clear_line(cli: Cli) -> None:
+def test_port_in_use_is_a_one_line_error(cli: Cli) -> None:
     with socket.socket() as busy:
         busy.bind(("127.0.0.1", 0))
         busy.listen()

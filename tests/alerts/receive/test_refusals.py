@@ -106,14 +106,14 @@ def test_the_largest_incident_is_accepted(client: Client) -> None:
     assert client.post(body).status_code == 200
 
 
-def test_the_example_of_alertmanager_sends_no_more_than_is_accepted() -> None:
+def test_alertmanager_example_stays_within_the_alert_limit() -> None:
     example = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
     receivers = yaml.safe_load(example.read_text())["receivers"]
     most = {item["max_alerts"] for receiver in receivers for item in receiver.get("webhook_configs", [])}
     assert most == {MAX_ALERTS}
 
 
-def test_a_large_body_is_refused_announced_or_not(client: Client, reports: list[str]) -> None:
+def test_oversized_body_is_refused_with_or_without_content_length(client: Client, reports: list[str]) -> None:
     assert client.post(b" " * (MAX_BODY_BYTES + 1)).status_code == 413
 
     async def endless() -> AsyncIterator[bytes]:
@@ -152,7 +152,7 @@ async def sender_to(app: ReceiverApp, address: str = "127.0.0.1") -> AsyncIterat
         yield sender
 
 
-def test_bodies_of_authenticated_senders_share_a_bounded_memory(tmp_path: Path, inbox: Inbox) -> None:
+def test_bodies_of_authenticated_senders_share_a_memory_limit(tmp_path: Path, inbox: Inbox) -> None:
     app = with_credentials(tmp_path, inbox, "bearer")
 
     async def post_all() -> list[int]:
@@ -172,7 +172,7 @@ def test_bodies_of_authenticated_senders_share_a_bounded_memory(tmp_path: Path, 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("credentials", ["none", "bearer", "webhook_secrets"])
-def test_senders_who_stall_keep_no_other_sender_out(tmp_path: Path, inbox: Inbox, credentials: str) -> None:
+def test_stalled_senders_do_not_block_other_senders(tmp_path: Path, inbox: Inbox, credentials: str) -> None:
     app = with_credentials(tmp_path, inbox, credentials)
     body = msgspec.json.encode(PAYLOAD)
     # given strangers who hold as much as they can, again and again, with headers of a signature that may fit if there are any
@@ -195,7 +195,7 @@ def test_senders_who_stall_keep_no_other_sender_out(tmp_path: Path, inbox: Inbox
     assert asyncio.run(post_all()) == [200] * 3
 
 
-def test_a_slow_sender_is_not_the_one_to_go_when_another_holds_more(tmp_path: Path, inbox: Inbox) -> None:
+def test_sender_holding_most_memory_is_evicted_before_a_slow_sender(tmp_path: Path, inbox: Inbox) -> None:
     app = with_credentials(tmp_path, inbox, "webhook_secrets")
     body = msgspec.json.encode(PAYLOAD)
 
@@ -239,7 +239,7 @@ def test_refusals_for_one_reason_are_reported_together(
     assert all(fact in reports[1] for fact in ("4 more", "not_understood"))
 
 
-def test_senders_cut_off_for_others_are_counted_and_logged_once_per_burst(client: Client, reports: list[str]) -> None:
+def test_evicted_senders_are_counted_and_logged_once_per_burst(client: Client, reports: list[str]) -> None:
     def counted() -> str:
         return client.app._counters.page(store_id="").decode()
 
@@ -269,25 +269,25 @@ def test_senders_cut_off_for_others_are_counted_and_logged_once_per_burst(client
     ("field", "moment"),
     [("startsAt", "yesterday"), ("startsAt", "2026-13-01T00:00:00Z"), ("endsAt", "20260101"), ("startsAt", "\x00")],
 )
-def test_a_time_that_is_none_is_refused_with_its_field(client: Client, field: str, moment: str) -> None:
+def test_invalid_timestamp_is_refused_with_the_field_name(client: Client, field: str, moment: str) -> None:
     alerts = [PAYLOAD["alerts"][0], PAYLOAD["alerts"][0] | {field: moment}]
     answer = client.post({**PAYLOAD, "alerts": alerts})
     assert answer.status_code == 400
     assert f"alerts[1].{field}" in answer.text
 
 
-def test_a_number_that_no_metric_can_hold_is_refused(client: Client) -> None:
+def test_number_too_large_for_a_metric_is_refused(client: Client) -> None:
     body = msgspec.json.encode(PAYLOAD).replace(b'"truncatedAlerts":0', b'"truncatedAlerts":' + b"9" * 400)
     refused = client.request("POST", "/webhook", body)
     assert (refused.status_code, "truncatedAlerts" in refused.text) == (400, True)
 
 
 @pytest.mark.parametrize("moment", ["2026-11-24T16:00:00.123456789Z", "2026-11-24T16:00:00+01:00", "0001-01-01T00:00:00Z", ""])
-def test_times_that_senders_write_are_accepted(client: Client, moment: str) -> None:
+def test_timestamp_formats_of_known_senders_are_accepted(client: Client, moment: str) -> None:
     assert client.post({**PAYLOAD, "alerts": [PAYLOAD["alerts"][0] | {"startsAt": moment}]}).status_code == 200
 
 
-def test_readiness_does_not_write(tmp_path: Path, reports: list[str]) -> None:
+def test_readiness_probe_does_not_write(tmp_path: Path, reports: list[str]) -> None:
     with AlertStore(tmp_path / "state", report=reports.append) as store:
         client = Client(ReceiverApp(Inbox(store), show=lambda _: None, report=reports.append))
         assert client.post(PAYLOAD).status_code == 200
@@ -301,7 +301,7 @@ def test_readiness_does_not_write(tmp_path: Path, reports: list[str]) -> None:
         assert written() == before
 
 
-def test_a_disk_that_has_room_again_is_noticed_without_a_delivery(
+def test_freed_disk_space_is_noticed_without_a_delivery(
     tmp_path: Path, reports: list[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(app_module, "PROBE_S", 0.01)

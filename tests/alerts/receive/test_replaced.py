@@ -27,7 +27,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 
-def test_tls(tmp_path: Path) -> None:
+def test_receiver_serves_tls(tmp_path: Path) -> None:
     key, certificate = tmp_path / "key.pem", tmp_path / "cert.pem"
     issue = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
     issue += ["-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"]
@@ -67,7 +67,7 @@ def test_tls(tmp_path: Path) -> None:
     assert "no certificate with its key" in one_line_error(completed)
 
 
-def test_a_hangup_reads_the_configuration_again(tmp_path: Path) -> None:
+def test_sighup_reloads_the_configuration(tmp_path: Path) -> None:
     file = tmp_path / "alerts.toml"
     with (
         listening_target() as first,

@@ -77,7 +77,7 @@ def grafana(secret: bytes, body: bytes = BODY, *, at: str | None = None) -> dict
     return headers if at is None else headers | {"X-Grafana-Time": at}
 
 
-def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> None:
+def test_only_the_bearer_token_authenticates(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(f"{RIGHT}\n")
     guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
     assert guarded.post(bearer(RIGHT)) == 200
@@ -102,7 +102,7 @@ def test_a_token_lets_in_and_nothing_else_does(tmp_path: Path, inbox: Inbox) -> 
     assert inbox.kept_deliveries()[0] == 1
 
 
-def test_passwords_are_looked_up_with_their_users(tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_password_is_valid_only_for_its_user(tmp_path: Path, inbox: Inbox, monkeypatch: pytest.MonkeyPatch) -> None:
     first, second = "a pass:word of a sender", "another password"
     monkeypatch.setenv("ONE", first)
     monkeypatch.setenv("TWO", second)
@@ -114,7 +114,7 @@ def test_passwords_are_looked_up_with_their_users(tmp_path: Path, inbox: Inbox, 
     assert guarded.post(strange) == 401
 
 
-def test_signatures_of_standard_webhooks(tmp_path: Path, inbox: Inbox) -> None:
+def test_standard_webhooks_signatures_are_verified(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "old").write_text(OLD)
     (tmp_path / "new").write_text(NEW)
     guarded = GuardedReceiver(tmp_path, inbox, webhook_secrets=[{"file": "old"}, {"file": "new"}])
@@ -133,7 +133,7 @@ def test_signatures_of_standard_webhooks(tmp_path: Path, inbox: Inbox) -> None:
     assert "stays in use" in guarded.reports[-1]
 
 
-def test_signatures_of_grafana(tmp_path: Path, inbox: Inbox) -> None:
+def test_grafana_signatures_are_verified(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "secret").write_text(G.decode())
     guarded = GuardedReceiver(tmp_path, inbox, grafana_secrets=[{"file": "secret"}])
     assert guarded.post(grafana(G)) == 200
@@ -170,7 +170,7 @@ def test_a_secret_is_changed_without_a_restart(tmp_path: Path, inbox: Inbox) -> 
         ({"grafana_secrets": [{"file": "guessed"}]}, "shorter than 16"),
     ],
 )
-def test_a_secret_that_is_none_is_an_error_at_the_start(tmp_path: Path, receive: dict[str, Any], why: str) -> None:
+def test_invalid_secret_is_a_startup_error(tmp_path: Path, receive: dict[str, Any], why: str) -> None:
     (tmp_path / "short").write_text("whsec_c2hvcnQ=")
     (tmp_path / "empty").write_text("\n")
     (tmp_path / "guessed").write_text("fifteen letters")
@@ -179,7 +179,7 @@ def test_a_secret_that_is_none_is_an_error_at_the_start(tmp_path: Path, receive:
     assert not any(secret in str(caught.value) for secret in ("c2hvcnQ", "fifteen"))
 
 
-def test_a_header_that_comes_twice_names_nobody(tmp_path: Path, inbox: Inbox) -> None:
+def test_duplicate_authorization_header_is_refused(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(RIGHT)
     guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
     twice: Any = [("Authorization", f"Bearer {WRONG}"), ("Authorization", f"Bearer {RIGHT}")]
@@ -198,7 +198,7 @@ def test_guesses_never_lock_out_the_right_token(tmp_path: Path, inbox: Inbox) ->
     assert len(guarded.reports) == 1
 
 
-def test_a_body_is_read_only_of_senders_who_show_a_token_or_a_signature(tmp_path: Path, inbox: Inbox) -> None:
+def test_body_is_read_only_from_senders_with_valid_looking_credentials(tmp_path: Path, inbox: Inbox) -> None:
     for name, secret in (("token", RIGHT), ("signed", NEW), ("grafana", G.decode())):
         (tmp_path / name).write_text(secret)
     guarded = GuardedReceiver(
@@ -274,7 +274,7 @@ def test_a_hung_file_system_blocks_neither_health_checks_nor_senders(
         (":9099", 'basic = [{ user = "a", password = { file = "token" } }]', "", "unencrypted"),
     ],
 )
-def test_settings_that_would_be_unsafe_are_refused(tmp_path: Path, listen: str, receive: str, file: str, why: str) -> None:
+def test_unsafe_settings_are_refused(tmp_path: Path, listen: str, receive: str, file: str, why: str) -> None:
     (tmp_path / "token").write_text(RIGHT)
     with pytest.raises(click.UsageError, match=why):
         accepted(tmp_path, f'[receive]\nlisten = "{listen}"\n{receive}\n{file}')
@@ -288,7 +288,7 @@ def test_settings_that_would_be_unsafe_are_refused(tmp_path: Path, listen: str, 
         'listen = ":9099"\ngrafana_secrets = [{ file = "token" }]',
     ],
 )
-def test_settings_with_credentials_that_nobody_can_overhear_are_accepted(tmp_path: Path, receive: str) -> None:
+def test_settings_with_protected_credentials_are_accepted(tmp_path: Path, receive: str) -> None:
     (tmp_path / "token").write_text(RIGHT)
     assert accepted(tmp_path, f'[receive]\n{receive}\n[[target]]\nname = "chat"\nurl = "http://h/"\n').required
 
@@ -299,7 +299,7 @@ def accepted(folder: Path, text: str) -> Credentials:
     return accepted_credentials(chosen, report=pytest.fail)
 
 
-def test_without_credentials_no_web_page_is_served(client: Client) -> None:
+def test_receiver_without_credentials_refuses_requests_of_web_pages(client: Client) -> None:
     body = msgspec.json.encode(PAYLOAD)
     refused: list[tuple[dict[str, str], int]] = [
         ({"Origin": "https://evil.example"}, 403),
@@ -321,7 +321,7 @@ def test_without_credentials_no_web_page_is_served(client: Client) -> None:
     assert client.request("GET", "/deliveries").json()["total"] == 3
 
 
-def test_with_credentials_any_host_is_served_but_no_web_page(tmp_path: Path, inbox: Inbox) -> None:
+def test_receiver_with_credentials_accepts_any_host_but_no_web_page(tmp_path: Path, inbox: Inbox) -> None:
     (tmp_path / "token").write_text(RIGHT)
     guarded = GuardedReceiver(tmp_path, inbox, bearer=[{"file": "token"}])
     assert guarded.post(bearer(RIGHT) | {"Host": "receiver.example"}) == 200

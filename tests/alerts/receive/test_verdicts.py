@@ -31,7 +31,7 @@ from rankscope.alerts.rules.thresholds import SEVERITY_OF
 from rankscope.analysis.result.analysis import Verdict
 
 
-def test_an_alert_waits_for_a_verdict_and_not_for_long(world: WorkerWorld) -> None:
+def test_alert_waits_for_a_verdict_up_to_a_deadline(world: WorkerWorld) -> None:
     world.worker._analyst = SimpleNamespace(verdict=lambda _: None)  # type: ignore[assignment]
     # given more alerts than one round handles, of runs without an analysis yet, and one alert without a run
     for number in range(70):
@@ -51,7 +51,7 @@ def test_an_alert_waits_for_a_verdict_and_not_for_long(world: WorkerWorld) -> No
     assert {alert["labels"]["run_id"] for alert in without} == {str(number) for number in range(1, 70)}
 
 
-def test_a_backlog_is_decoded_once_however_often_it_is_looked_at(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_waiting_deliveries_are_decoded_once(world: WorkerWorld, monkeypatch: pytest.MonkeyPatch) -> None:
     by_key: dict[str, RunVerdict] = {}
     world.worker._analyst = SimpleNamespace(verdict=lambda named: by_key.get(named.run_id))  # type: ignore[assignment]
     decoded: list[bytes] = []
@@ -95,9 +95,7 @@ def late(world: WorkerWorld) -> dict[str, RunVerdict | None]:
     return by_key
 
 
-def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(
-    world: WorkerWorld, late: dict[str, RunVerdict | None]
-) -> None:
+def test_late_verdict_follows_once_under_the_same_alert(world: WorkerWorld, late: dict[str, RunVerdict | None]) -> None:
     world.receive(world.alert())
     ((status, first),) = world.wait(20)
     assert status == "firing"
@@ -112,7 +110,7 @@ def test_a_verdict_that_is_late_follows_once_under_the_alerts_identity(
     assert world.inbox.owed_verdicts() == []
 
 
-def test_nothing_follows_ended_or_old_alerts_or_runs_without_a_verdict(
+def test_no_verdict_follows_ended_or_old_alerts_or_unanalysable_runs(
     world: WorkerWorld, late: dict[str, RunVerdict | None]
 ) -> None:
     for run in ("over", "damaged", "slow", "full"):
@@ -128,7 +126,7 @@ def test_nothing_follows_ended_or_old_alerts_or_runs_without_a_verdict(
     assert world.inbox.owed_verdicts() == []
 
 
-def test_only_so_many_verdicts_are_owed(
+def test_number_of_owed_verdicts_is_bounded(
     world: WorkerWorld, late: dict[str, RunVerdict | None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(late_module, "MOST_OWED", 3)
@@ -147,7 +145,7 @@ def words_about(facts: RunVerdict, **labels: str) -> dict[str, str]:
 OF_ONE_RANK = ("cause", "phase", "confidence", "slowdown", "next", "cost", "verdict_rank", "verdict_host", "gpu_uuid", "pattern")
 
 
-def test_a_verdict_explains_only_what_it_is_about() -> None:
+def test_verdict_explains_only_alerts_about_its_rank() -> None:
     facts = run_verdict_of(analysis_of(2, 3, simulated=True))
     straggler = words_about(facts, alertname="TrainingStraggler", rank="2")
     assert (straggler["explained_by"], straggler["next"]) == ("cpu_contention", "look at the data loader")
@@ -185,14 +183,14 @@ def test_a_verdict_explains_only_what_it_is_about() -> None:
         ("balanced", []),
     ],
 )
-def test_what_bounds_a_run_explains_the_alert_about_it(kind: Any, names: list[str]) -> None:
+def test_run_verdict_explains_only_alerts_of_the_same_kind(kind: Any, names: list[str]) -> None:
     facts = RunVerdict(verdict=Verdict(kind=kind, cause="host", confidence=0.9, summary="It does.", next=["do"]))
     collected = [name for name in SEVERITY_OF if "cause" in words_about(facts, alertname=name)]
     assert collected == names
 
 
 @pytest.mark.parametrize("name", ["slack", "teams", "pagerduty"])
-def test_people_are_told_the_verdict_and_what_was_asked(name: TemplateName) -> None:
+def test_message_contains_the_verdict_and_the_requested_capture(name: TemplateName) -> None:
     world = WorkerWorld(ActionRule(alert="TrainingStraggler", do="capture"))
     verdict = Verdict(
         kind="straggler", rank=1, cause="input", summary="Rank 1 on host n1 waits for its data.", next=["look there"]
@@ -228,7 +226,7 @@ threading.Thread(target=start).start()
 
 
 @pytest.mark.slow
-def test_a_child_of_a_thread_is_limited_and_ends_with_the_receiver() -> None:
+def test_child_process_is_limited_and_ends_with_the_receiver() -> None:
     with subprocess.Popen([sys.executable, "-c", STARTED], stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
         line = receiver.stdout.readline()
@@ -244,7 +242,7 @@ def test_a_child_of_a_thread_is_limited_and_ends_with_the_receiver() -> None:
 
 
 @pytest.mark.slow
-def test_its_output_and_status_are_returned(tmp_path: Path, make_run: Callable[..., Any]) -> None:
+def test_output_and_status_of_the_child_are_returned(tmp_path: Path, make_run: Callable[..., Any]) -> None:
     completed = BoundedChild(["analyze", str(make_run(slow=2).path), "--format", "json"], limit_s=120).wait()
     assert (completed.status, b'"rankscope.analysis/1"' in completed.output) == (0, True)
     failed = BoundedChild(["analyze", str(tmp_path / "none")], limit_s=120).wait()

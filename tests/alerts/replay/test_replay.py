@@ -81,7 +81,7 @@ def test_a_straggler_fires_after_three_evaluations_and_ends_with_the_run(make_ru
     assert everything(run.path) == before
 
 
-def test_commands_name_the_run_in_words_that_a_shell_takes(make_run: Callable[..., Any], tmp_path: Path) -> None:
+def test_commands_quote_the_run_path_for_the_shell(make_run: Callable[..., Any], tmp_path: Path) -> None:
     run = make_run(slow=2)
     run.grow(240)
     moved = run.path.rename(tmp_path / "bob's runs")
@@ -91,7 +91,7 @@ def test_commands_name_the_run_in_words_that_a_shell_takes(make_run: Callable[..
     assert f"rankscope dashboard {shlex.quote(str(moved))}" in spell.annotations["next"].splitlines()
 
 
-def test_the_policy_decides_when_it_fires(make_run: Callable[..., Any]) -> None:
+def test_policy_determines_when_an_alert_fires(make_run: Callable[..., Any]) -> None:
     run = minute_of(make_run)
 
     [eager] = replayed(run.path, WatcherSettings(policy=FiringPolicy(fire_after=1))).spells
@@ -113,7 +113,7 @@ def test_a_straggler_fires_once_32_new_steps_confirm_it(make_run: Callable[..., 
     assert spell.fired_unix_ns == spell.pending_unix_ns + 4 * SECOND
 
 
-def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_run: Callable[..., Any]) -> None:
+def test_patience_and_budgets_determine_the_fired_alerts(make_run: Callable[..., Any]) -> None:
     # Given a run that stalled after a minute, with a twentieth of each step spent waiting for data
     run = make_run(slow=None)
     run.grow(600)
@@ -127,7 +127,7 @@ def test_the_patience_and_the_budgets_of_the_watcher_decide_what_is_found(make_r
     assert fired(WatcherSettings(budgets=Budgets(input=0.02))) == ["TrainingHang", "TrainingInputBound"]
 
 
-def test_a_run_that_was_well_would_not_have_woken_anybody(make_run: Callable[..., Any]) -> None:
+def test_healthy_run_fires_no_alert(make_run: Callable[..., Any]) -> None:
     run = minute_of(make_run, slow=None)
 
     replay = replay_run(run.path)
@@ -160,7 +160,7 @@ def test_an_alert_ends_when_the_rank_recovers_and_fires_again(make_run: Callable
     assert second.ended_unix_ns == START_NS + 240 * SECOND
 
 
-def test_a_run_that_never_said_goodbye_has_its_alerts_ended_an_hour_later(make_run: Callable[..., Any]) -> None:
+def test_alerts_of_an_interrupted_run_end_one_hour_later(make_run: Callable[..., Any]) -> None:
     run = make_run(slow=2)
     run.grow(540)
 
@@ -169,7 +169,7 @@ def test_a_run_that_never_said_goodbye_has_its_alerts_ended_an_hour_later(make_r
     assert spell.ended_unix_ns == START_NS + (60 + 3600) * SECOND
 
 
-def test_a_run_that_stood_still_would_have_been_told_after_two_minutes(make_run: Callable[..., Any]) -> None:
+def test_hung_run_fires_after_two_minutes(make_run: Callable[..., Any]) -> None:
     # Given a run that made steps for a minute, and whose end was not recorded
     run = make_run(slow=None)
     run.grow(540)
@@ -182,7 +182,7 @@ def test_a_run_that_stood_still_would_have_been_told_after_two_minutes(make_run:
     assert 120 * SECOND <= spell.fired_unix_ns - (START_NS + 60 * SECOND) <= 140 * SECOND
 
 
-def test_damage_costs_only_what_is_damaged(make_run: Callable[..., Any]) -> None:
+def test_damaged_records_do_not_hide_the_straggler(make_run: Callable[..., Any]) -> None:
     # Given torn records, and one record with a time in the year 2200
     run = minute_of(make_run)
     first = steps_file(run.path, 1)
@@ -200,7 +200,7 @@ def test_damage_costs_only_what_is_damaged(make_run: Callable[..., Any]) -> None
     assert spell.ended_unix_ns == START_NS + 60 * SECOND
 
 
-def test_a_rank_that_cannot_be_read_costs_only_itself(make_run: Callable[..., Any]) -> None:
+def test_unreadable_rank_is_noted_and_others_are_judged(make_run: Callable[..., Any]) -> None:
     run = minute_of(make_run)
     lost = rank_dir(run.path, 0, 3)
     shutil.rmtree(lost)
@@ -213,7 +213,7 @@ def test_a_rank_that_cannot_be_read_costs_only_itself(make_run: Callable[..., An
     assert note.startswith(f"{lost}: Too many levels of symbolic links")
 
 
-def test_too_little_to_judge_by_is_said(make_run: Callable[..., Any]) -> None:
+def test_insufficient_data_is_noted(make_run: Callable[..., Any]) -> None:
     run = make_run()
     for rank in range(4):
         for file in rank_dir(run.path, 0, rank).glob("steps-*"):
@@ -223,7 +223,7 @@ def test_too_little_to_judge_by_is_said(make_run: Callable[..., Any]) -> None:
 
 
 @pytest.mark.parametrize("parts", [1, 7, 60])
-def test_a_run_that_has_grown_to_its_end_is_the_run(make_run: Callable[..., Any], tmp_path: Path, parts: int) -> None:
+def test_fully_grown_copy_equals_the_run(make_run: Callable[..., Any], tmp_path: Path, parts: int) -> None:
     run = make_run(slow=2)
     run.grow(240)
     run.end(end_unix_ns=START_NS + 30 * SECOND)
@@ -247,7 +247,7 @@ def test_a_run_that_has_grown_to_its_end_is_the_run(make_run: Callable[..., Any]
 # The command -------------------------------------------------------------------------------------------------------------------
 
 
-def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli: Cli) -> None:
+def test_command_prints_text_and_valid_json(make_run: Callable[..., Any], cli: Cli) -> None:
     run = minute_of(make_run)
 
     replay = ("alerts", "replay", run.path)
@@ -262,7 +262,7 @@ def test_the_command_tells_people_and_programs(make_run: Callable[..., Any], cli
     assert result["rules"][0]["spells"][0]["fired_unix_ns"] > START_NS
 
 
-def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Cli) -> None:
+def test_command_rejects_invalid_arguments(tmp_path: Path, cli: Cli) -> None:
     for arguments, status, says in (
         ([tmp_path / "nothing"], 3, "no such file"),
         ([tmp_path, "--budget", "input=lots"], 2, "input=lots: a share is a number"),
@@ -274,7 +274,7 @@ def test_the_command_says_what_it_cannot_do(tmp_path: Path, cli: Cli) -> None:
         assert says in completed.stderr
 
 
-def test_progress_is_erased_after_a_failure_and_cannot_steer_the_terminal(
+def test_progress_line_is_erased_after_failure_and_escaped(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
@@ -286,7 +286,7 @@ def test_progress_is_erased_after_a_failure_and_cannot_steer_the_terminal(
     assert capsys.readouterr().err == "\r\x1b[Ka�[31m�b …\r\x1b[K"
 
 
-def test_hostile_names_cannot_steer_a_terminal(make_run: Callable[..., Any]) -> None:
+def test_run_name_cannot_inject_terminal_escapes(make_run: Callable[..., Any]) -> None:
     run = make_run(name="a\x1b[31mb")
     run.end(end_unix_ns=START_NS + 10 * SECOND)
 

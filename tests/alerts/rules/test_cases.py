@@ -91,19 +91,19 @@ def run_promtool(folder: Path, cases: Iterable[dict[str, Any]], groups: list[dic
 
 @pytest.mark.slow
 @pytest.mark.parametrize("file", CASES, ids=lambda file: file.name.removesuffix(".tests.yaml"))
-def test_alerts_do_as_the_cases_say(file: Path, tmp_path: Path) -> None:
+def test_rules_pass_every_promtool_case(file: Path, tmp_path: Path) -> None:
     document = yaml.safe_load(file.read_text())
     loaded = [group for group in groups() if f"{group['name']}.yaml" in document["rule_files"]]
     run_promtool(tmp_path, document["tests"], loaded, interval=document["evaluation_interval"])
 
 
 @pytest.mark.slow
-def test_every_alert_is_shown_firing_silent_stale_and_flapping() -> None:
+def test_every_alert_has_firing_silent_stale_and_flapping_cases() -> None:
     shown = {alert: set(kinds) for alert, kinds in by_alert().items()}
     assert shown == {rule["alert"]: KINDS for group in groups() for rule in group["rules"] if "alert" in rule}
 
 
-def test_cases_show_what_their_names_say() -> None:
+def test_cases_cover_the_kind_in_their_name() -> None:
     for alert, kinds in by_alert().items():
         assert any(True in outcomes(test, alert) for test in kinds["fires"]), alert
         assert any(False in outcomes(test, alert) for test in kinds["silent"]), alert

@@ -29,7 +29,7 @@ def one(question: str) -> Any:
     return explanation_of([question]).explained[0]
 
 
-def test_every_policy_is_about_known_codes_and_an_existing_alert() -> None:
+def test_every_policy_names_known_codes_and_an_existing_alert() -> None:
     codes = [(code, policy.severity) for policy in POLICIES for code in policy.codes]
     assert len(codes) == len(set(codes))
     assert {code for code, _ in codes} <= set(XIDS)
@@ -37,7 +37,7 @@ def test_every_policy_is_about_known_codes_and_an_existing_alert() -> None:
     assert {name for policy in (*POLICIES, OTHERS) for name in (policy.alert, *policy.also)} <= {*runbooks(), "none"}
 
 
-def test_codes_after_which_one_always_has_to_act_are_critical_and_drain() -> None:
+def test_codes_that_always_need_action_are_critical_and_drain() -> None:
     assert set(CRITICAL) <= {code for policy in POLICIES if policy.alert == "GpuXidCritical" for code in policy.codes}
     for code in CRITICAL:
         assert (policy_of(code).alert, policy_of(code).drain) == ("GpuXidCritical", True)
@@ -46,7 +46,7 @@ def test_codes_after_which_one_always_has_to_act_are_critical_and_drain() -> Non
     assert policy_of(45).alert == "none"
 
 
-def test_of_every_code_that_asks_for_somebody_an_alert_tells() -> None:
+def test_every_actionable_code_has_an_alert() -> None:
     for code in ACTIONABLE:
         assert policy_of(code) is not OTHERS, code
         assert policy_of(code).alert != "none", code
@@ -85,7 +85,7 @@ def test_meaning_action_policy_alert_and_runbook_of_each_code_agree() -> None:
             assert critical != ("may stay" in page), code
 
 
-def test_codes_of_a_runbook_are_sorted_by_what_to_do() -> None:
+def test_runbook_groups_codes_by_action() -> None:
     for alert in ("GpuXidCritical", "GpuXidWarning"):
         page = " ".join(runbooks()[alert].partition("## What to do")[2].split())
         by_action: dict[str, list[int]] = {}
@@ -105,7 +105,7 @@ def test_a_code_is_explained_by_fact_source_and_policy() -> None:
         assert explanation.runbook == runbooks()["GpuXidCritical"]
 
 
-def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
+def test_nvlink_error_severity_determines_the_action() -> None:
     for code in GRADED:
         explanation = one(str(code))
         fatal, non_fatal = explanation.by_severity
@@ -118,7 +118,7 @@ def test_the_severity_of_an_nvlink_error_decides_what_to_do() -> None:
     assert set(one("GpuXidCritical").xids) >= GRADED
 
 
-def test_what_is_not_known_is_not_made_up() -> None:
+def test_unknown_code_is_reported_as_unknown() -> None:
     explanation = one("9999")
     assert (explanation.name, explanation.meaning, explanation.action, explanation.source) == (None, None, None, None)
     assert (explanation.alert, explanation.drain) == ("GpuXidRepeated", False)
@@ -136,7 +136,7 @@ def test_an_alert_is_explained_by_its_settings_and_its_runbook() -> None:
     assert explanation.runbook in explain_text(explanation_of(["GpuXidOneUnit"])) + "\n"
 
 
-def test_a_code_of_several_alerts_comes_with_the_runbook_of_each() -> None:
+def test_code_with_several_alerts_shows_each_runbook() -> None:
     for code in ("13", "31"):
         explanation = one(code)
         assert (explanation.alert, [alert.name for alert in explanation.also]) == ("GpuXidOneUnit", ["GpuXidManyUnits"])
@@ -146,7 +146,7 @@ def test_a_code_of_several_alerts_comes_with_the_runbook_of_each() -> None:
     assert one("GpuXidManyUnits").xids == [13, 31]
 
 
-def test_everything_can_be_explained_and_a_shared_runbook_comes_once() -> None:
+def test_all_codes_and_alerts_are_explained_with_each_runbook_once() -> None:
     everything = explanation_of([*map(str, XIDS), *runbooks()])
     text = explain_text(everything)
     for name, page in runbooks().items():
@@ -156,14 +156,14 @@ def test_everything_can_be_explained_and_a_shared_runbook_comes_once() -> None:
         assert xid.meaning in text
 
 
-def test_a_name_that_is_none_is_refused_with_what_may_be_meant() -> None:
+def test_unknown_name_is_refused_with_a_suggestion() -> None:
     with pytest.raises(UnknownAlertError, match="did you mean GpuDown"):
         explanation_of(["79", "GpuDwon"])
     with pytest.raises(UnknownAlertError, match="a number is an Xid"):
         explanation_of(["\x1b[31m"])
 
 
-def test_the_command_line_speaks_text_and_json(cli: Cli) -> None:
+def test_command_prints_json_and_suggests_names(cli: Cli) -> None:
     completed = cli("alerts", "explain", "79", "GpuDown", "--format", "json")
     assert completed.returncode == 0
     jsonschema.validate(msgspec.json.decode(completed.stdout), msgspec.json.schema(Explanation))

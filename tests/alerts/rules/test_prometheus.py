@@ -104,7 +104,7 @@ def prometheus(tmp_path: Path, ranks: Ranks, free_port: Callable[[], int]) -> It
 
 @pytest.mark.slow
 @pytest.mark.full
-def test_prometheus_records_the_slow_rank_and_reports_only_the_silent_one(ranks: Ranks, prometheus: Callable[[str], Any]) -> None:
+def test_prometheus_records_the_slow_rank_and_reports_the_silent_rank(ranks: Ranks, prometheus: Callable[[str], Any]) -> None:
     def firing(name: str) -> Any:
         alerts = [alert for alert in prometheus("alerts")["alerts"] if alert["state"] == "firing"]
         return alerts if name in {alert["labels"]["alertname"] for alert in alerts} else []
@@ -144,7 +144,7 @@ def test_prometheus_records_the_slow_rank_and_reports_only_the_silent_one(ranks:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_killed_watcher_is_missed_and_one_whose_run_ended_is_not(
+def test_watcher_silent_fires_for_a_killed_but_not_a_finished_watcher(
     make_run: Callable[..., Any], tmp_path: Path, free_port: Callable[[], int]
 ) -> None:
     quick = rules_text().replace("last1d > 300", "last1d > 3").replace("for: 5m", "for: 1s")

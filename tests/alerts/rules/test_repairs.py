@@ -176,13 +176,13 @@ def check_cases(tmp_path: Path) -> Callable[..., None]:
     return check
 
 
-def test_every_alert_about_hardware_is_here() -> None:
+def test_repair_cases_cover_every_hardware_alert() -> None:
     hardware = {name for name in DEFAULTS if HARDWARE.fullmatch(name)}
     assert STATES.keys() | EVENTS.keys() == hardware - OF_JOBS
     assert not STATES.keys() & EVENTS.keys()
 
 
-def test_maintenance_lasts_longer_than_critical_alerts_after_the_repair() -> None:
+def test_maintenance_alert_outlasts_critical_alerts() -> None:
     kept = {name: duration_seconds(str(DEFAULTS[name]["keep_firing_for"])) or 0 for name in {*STATES, *EVENTS, "NodeMaintenance"}}
     assert kept["NodeMaintenance"] > max(kept[name] for name in kept.keys() & CRITICAL)
 
@@ -190,7 +190,7 @@ def test_maintenance_lasts_longer_than_critical_alerts_after_the_repair() -> Non
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("maintenance", [True, False], ids=["maintenance", "reset only"])
-def test_no_alert_outlives_the_repair(check_cases: Callable[..., None], maintenance: bool) -> None:
+def test_alerts_stop_paging_after_the_repair(check_cases: Callable[..., None], maintenance: bool) -> None:
     # Given a fault on a node that is taken out of service, or only reset: critical alerts page no more, others end in 20 minutes
     everything = {**STATES, **{alert: series() for alert, series in EVENTS.items()}}
     check_cases(
@@ -204,7 +204,7 @@ def test_no_alert_outlives_the_repair(check_cases: Callable[..., None], maintena
 
 
 @pytest.mark.slow
-def test_an_event_ends_with_the_maintenance_even_without_a_reset(check_cases: Callable[..., None]) -> None:
+def test_event_alert_ends_with_maintenance_even_without_a_reset(check_cases: Callable[..., None]) -> None:
     check_cases(
         case(
             node(series(), maintenance=True, reset=False),
@@ -262,14 +262,14 @@ WIRED: Final[dict[str, tuple[str, dict[str, str]]]] = {
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_nodes_may_be_wired_in_another_way_than_their_neighbours(check_cases: Callable[..., None]) -> None:
+def test_nodes_with_different_wiring_do_not_page(check_cases: Callable[..., None]) -> None:
     check_cases(
         case(node(series, maintenance=alert == "GpuMissing", reset=False), paging(alert, 0)) for alert, series in WIRED.values()
     )
 
 
 @pytest.mark.slow
-def test_models_and_hosts_are_excepted(check_cases: Callable[..., None], tmp_path: Path) -> None:
+def test_excepted_models_and_hosts_do_not_fire(check_cases: Callable[..., None], tmp_path: Path) -> None:
     lost = node(links(0, steps((0, "18"), (70, "17")), steps((0, "0"), (70, "1"))), maintenance=False, reset=False)
     down = node(STATES["GpuDown"], maintenance=False, reset=False)
     check_cases([case(lost, at(80, "NvlinkInactive", fires=True)), case(down, at(29, "GpuDown", fires=True))])
@@ -281,7 +281,7 @@ def test_models_and_hosts_are_excepted(check_cases: Callable[..., None], tmp_pat
 
 
 @pytest.mark.slow
-def test_no_critical_alert_inhibits_the_advice_about_a_contained_error(check_cases: Callable[..., None]) -> None:
+def test_contained_ecc_error_fires_a_warning_without_a_critical_page(check_cases: Callable[..., None]) -> None:
     # Given a contained memory error, and another with an error that every program may be affected by; a reset clears both counts
     ecc = {f'gpu_ecc_errors_total{{{GPU}, error="uncorrected", memory="dram"}}': fault("0", "1")}
     kept = dict.fromkeys(ecc, steps((0, "0"), (10, "1")))
@@ -298,7 +298,7 @@ def test_no_critical_alert_inhibits_the_advice_about_a_contained_error(check_cas
 
 
 @pytest.mark.slow
-def test_a_library_of_another_version_is_one_alert(check_cases: Callable[..., None]) -> None:
+def test_library_version_mismatch_fires_one_alert(check_cases: Callable[..., None]) -> None:
     # Given a driver that nothing can open, on a node with two GPUs and the collectors that read them
     series = {f"rankscope_exporter_driver_answers{{{NODE}}}": "0x300", f"rankscope_exporter_unidentified_gpus{{{NODE}}}": "0x300"}
     series |= {f'rankscope_exporter_driver_problem_info{{{NODE}, reason="library_mismatch"}}': "1x300"}

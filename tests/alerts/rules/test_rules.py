@@ -69,7 +69,9 @@ def other_thresholds(path: Path, number: str) -> Tables:
 
 
 @pytest.mark.parametrize("number", [None, "0.00001", "1.0", "0"])
-def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Callable[[str], str], number: str | None) -> None:
+def test_exported_rules_pass_promtool_with_every_lint(
+    tmp_path: Path, require_program: Callable[[str], str], number: str | None
+) -> None:
     export_rules(tmp_path, settings=None if number is None else other_thresholds(tmp_path / "ours.toml", number))
     command = [
         require_program("promtool"),
@@ -83,7 +85,7 @@ def test_it_passes_promtool_with_every_lint(tmp_path: Path, require_program: Cal
     assert completed.returncode == 0, completed.stderr
 
 
-def test_every_metric_used_is_one_that_somebody_publishes() -> None:
+def test_every_metric_in_the_rules_is_published() -> None:
     parts = {
         f"{metric.name}_{part}" for metric in RANK_METRICS if metric.type == "histogram" for part in ("bucket", "sum", "count")
     }
@@ -102,7 +104,7 @@ def test_every_metric_used_is_one_that_somebody_publishes() -> None:
     assert recorded - used <= documented, "recorded, and used by nobody"
 
 
-def test_every_label_of_a_metric_that_is_compared_is_one_it_has() -> None:
+def test_label_matchers_use_only_labels_of_the_metric() -> None:
     labels = {metric.name: {*metric.labels, "job", "instance"} for metric in CATALOGUE}
     labels |= {metric.name: {*metric.labels} for metric in EXTERNAL}
     labels |= {metric.name: {*RANK_LABELS, *metric.labels, "job", "instance", "le"} for metric in RANK_METRICS}
@@ -116,7 +118,7 @@ def test_every_label_of_a_metric_that_is_compared_is_one_it_has() -> None:
         }, name
 
 
-def test_the_labels_that_rules_join_on_are_published() -> None:
+def test_labels_used_in_joins_are_published() -> None:
     labels = {metric.name: set(metric.labels) for metric in CATALOGUE} | {
         metric.name: set(metric.labels) for metric in RANK_METRICS
     }
@@ -128,7 +130,7 @@ def test_the_labels_that_rules_join_on_are_published() -> None:
     assert labels["rankscope_exporter_collector_success"] >= {"collector"}
 
 
-def test_every_alert_says_how_bad_it_is_what_it_means_and_where_to_look() -> None:
+def test_every_alert_has_severity_description_and_links() -> None:
     for rule in alerts():
         assert rule["labels"]["severity"] in {"critical", "warning", "info"}
         assert "for" in rule
@@ -138,7 +140,7 @@ def test_every_alert_says_how_bad_it_is_what_it_means_and_where_to_look() -> Non
         assert re.search(r"\bvalue\b", rule["annotations"]["summary"] + rule["annotations"]["description"]), "no number"
 
 
-def test_no_alert_looks_at_a_long_time_and_then_waits_for_another() -> None:
+def test_alerts_over_long_windows_have_a_short_for() -> None:
     for rule in alerts():
         assert "_over_time" not in rule["expr"]
         if re.search(r"\[\d+[hd]\]", rule["expr"]):
@@ -178,14 +180,14 @@ def test_hardware_alerts_print_drain_commands_and_mark_simulated_gpus() -> None:
             assert '{{ if ne $labels.simulated "true" }}' in text.partition("Slurm: scancel")[0], rule["alert"]
 
 
-def test_a_ratio_is_divided_by_something_that_is_not_zero() -> None:
+def test_divisors_cannot_be_zero() -> None:
     """Check that each divisor is a number, or an expression filtered by ``> 0``."""
     for rule in all_rules():
         for divisor in re.sub(r'"[^"]*"', "", rule["expr"]).split("/")[1:]:
             assert re.match(r"\s*(on \(\w+\)\s*)?(group_left \(\)\s*)?(\d|\(.*?> 0\s*\))", divisor, re.DOTALL), rule
 
 
-def test_every_runbook_has_steps_and_those_about_nodes_drain_commands() -> None:
+def test_every_runbook_has_its_sections_and_drain_commands() -> None:
     drained = {rule["alert"] for rule in alerts() if "scontrol" in rule["annotations"]["description"]} - {"NodeMaintenance"}
     assert len(drained) > 25
     simulated = {rule["alert"] for rule in alerts() if "$labels.simulated" in rule["annotations"]["summary"]}
@@ -231,7 +233,7 @@ CONDITIONS = {
 }
 
 
-def test_a_runbook_says_to_do_what_its_alert_says() -> None:
+def test_runbook_and_alert_give_the_same_action() -> None:
     for rule in alerts():
         name, text, page = rule["alert"], rule["annotations"]["description"], runbooks()[rule["alert"]]
         if "kubectl drain" in text:
@@ -243,7 +245,7 @@ def test_a_runbook_says_to_do_what_its_alert_says() -> None:
         assert "RUN_ID" not in text, name
 
 
-def test_the_numbers_of_a_runbook_are_those_of_the_thresholds(tmp_path: Path) -> None:
+def test_runbook_numbers_follow_the_thresholds(tmp_path: Path) -> None:
     ours = tmp_path / "ours.toml"
     ours.write_text(
         '[TrainingStalled]\nseconds = 1800\nseverity = "warning"\nkeep_firing_for = "1h30m"\n'
@@ -259,7 +261,7 @@ def test_the_numbers_of_a_runbook_are_those_of_the_thresholds(tmp_path: Path) ->
     assert (tmp_path / "runbooks" / "TrainingStalled.md").read_text() == pages["TrainingStalled"] != runbooks()["TrainingStalled"]
 
 
-def test_the_folder_of_a_run_is_found_by_its_id(make_run: Callable[..., Any]) -> None:
+def test_runbook_command_finds_the_run_folder_by_run_id(make_run: Callable[..., Any]) -> None:
     runs = [make_run(name) for name in ("llama", "llama 2", "llama-3")]
     for page in (page for page in runbooks().values() if "RUN is the folder" in page):
         [command] = re.findall(r"`(grep -lF .*?)`", page)
@@ -270,7 +272,7 @@ def test_the_folder_of_a_run_is_found_by_its_id(make_run: Callable[..., Any]) ->
             )
 
 
-def test_what_rules_use_of_the_watcher_it_shows() -> None:
+def test_watcher_publishes_every_metric_used_in_rules() -> None:
     page = WatcherPage()
     page.store_id = "s"
     page.evaluated(Evaluation(runs=1, firing=0, problems=0, undelivered=0))
@@ -280,7 +282,7 @@ def test_what_rules_use_of_the_watcher_it_shows() -> None:
     assert used <= shown
 
 
-def test_what_rules_use_of_the_receiver_it_shows() -> None:
+def test_receiver_publishes_every_metric_used_in_rules() -> None:
     page = Counters().page(store_id="", **dict.fromkeys(GAUGES, 0.0)).decode()
     shown = {line.partition("{")[0].split()[0] for line in page.splitlines() if not line.startswith("#")}
     used = {metric.name for metric in EXTERNAL if metric.name.startswith("rankscope_receiver_")}
@@ -290,7 +292,7 @@ def test_what_rules_use_of_the_receiver_it_shows() -> None:
     assert set("|".join(re.findall(r'reason=~"([^"]*)"', rule["expr"])).split("|")) < set(REFUSALS)
 
 
-def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> None:
+def test_maintenance_counts_the_alerts_that_alertmanager_inhibits() -> None:
     example = Path(__file__).parents[3] / "alerts" / "alertmanager" / "alertmanager.yml"
     [inhibition] = [
         rule
@@ -302,7 +304,7 @@ def test_maintenance_counts_what_the_example_for_alertmanager_keeps_back() -> No
     assert f'alertname=~\\"{names}\\"' in rule["annotations"]["description"]
 
 
-def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
+def test_exported_rules_contain_the_operators_addresses(tmp_path: Path) -> None:
     export_rules(tmp_path)
     (tmp_path / "runbooks" / "GpuDown.md").write_text("another text")
     written = export_rules(tmp_path, dashboard_url="https://rankscope.example/", runbook_url="https://wiki.example/gpu/")
@@ -322,7 +324,7 @@ def test_exporting_puts_the_operators_addresses_in(tmp_path: Path) -> None:
     assert "127.0.0.1" not in text.partition("groups:")[2]
 
 
-def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
+def test_links_quote_the_run_id_as_the_dashboard_does() -> None:
     tests = yaml.safe_load(CASES.read_text())["tests"]
     cases = [case for test in tests for case in test.get("alert_rule_test", []) if case["alertname"] == "RecorderDisabled"]
     [alert] = [alert for case in cases for alert in case["exp_alerts"]]
@@ -338,7 +340,7 @@ def test_links_to_a_run_quote_its_name_as_the_dashboard_does() -> None:
 @pytest.mark.parametrize(
     "secret", ["https://user:geheim@x/", "https://geheim@x", "//u:geheim@x/p", "user:geheim@x/", "http://u:geh#eim@x"]
 )
-def test_a_password_does_not_get_into_every_alert(secret: str) -> None:
+def test_url_with_a_password_is_refused(secret: str) -> None:
     with pytest.raises(ValueError, match="the dashboard URL contains a user") as refused:
         rules_text(dashboard_url=secret)
     assert "geh" not in str(refused.value)
@@ -349,12 +351,12 @@ def test_a_password_does_not_get_into_every_alert(secret: str) -> None:
 
 
 @pytest.mark.parametrize("bad", ["", "x y", 'http://a"b', "http://{{ .Value }}", "http://a\nb", "http://a'b", "http://a#b"])
-def test_an_address_that_would_be_more_than_text_is_refused(bad: str) -> None:
+def test_url_that_is_empty_or_needs_escaping_is_refused(bad: str) -> None:
     with pytest.raises(ValueError, match="not a plain address"):
         rules_text(dashboard_url=bad)
 
 
-def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_export_error_names_the_unwritable_folder(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
         export_rules(tmp_path / "file")

@@ -41,21 +41,21 @@ def rules_of(path: Path | None) -> dict[str, Any]:
     return {rule.get("alert", rule.get("record")): rule for group in groups for rule in group["rules"]}
 
 
-def test_without_a_file_the_defaults_hold(written: Callable[[str], Path]) -> None:
+def test_defaults_apply_without_a_file(written: Callable[[str], Path]) -> None:
     assert rules_text(settings=load_thresholds()) == rules_text() == rules_text(settings=load_thresholds(written("")))
 
 
-def test_the_defaults_as_a_file_change_nothing(written: Callable[[str], Path]) -> None:
+def test_exported_default_thresholds_change_no_rule(written: Callable[[str], Path]) -> None:
     assert rules_text(settings=load_thresholds(written(default_text()))) == rules_text()
 
 
-def test_what_has_no_default_is_shown_on_a_line_of_its_own_to_uncomment(written: Callable[[str], Path]) -> None:
+def test_setting_without_a_default_is_a_commented_line(written: Callable[[str], Path]) -> None:
     assert "\n# per_gpu_hour = 2.5\n" in default_text()
     priced = load_thresholds(written(default_text().replace("# per_gpu_hour", "per_gpu_hour")))
     assert priced["price"]["per_gpu_hour"] == 2.5
 
 
-def test_every_alert_has_its_table_and_every_table_its_alert() -> None:
+def test_tables_and_alerts_correspond() -> None:
     assert {name for name in rules_of(None) if ":" not in name} == set(DEFAULTS) - set(SHARED)
     for name, settings in DEFAULTS.items():
         if name not in SHARED:
@@ -95,7 +95,7 @@ def test_every_setting_is_used(written: Callable[[str], Path]) -> None:
             assert "${" not in changed
 
 
-def test_numbers_durations_and_severities_go_where_they_belong(written: Callable[[str], Path]) -> None:
+def test_thresholds_durations_and_severities_reach_the_rules(written: Callable[[str], Path]) -> None:
     rules = rules_of(
         written(
             '[TrainingStalled]\nseconds = 900\nfor = "10m"\nkeep_firing_for = "0s"\nseverity = "info"\n'
@@ -110,7 +110,7 @@ def test_numbers_durations_and_severities_go_where_they_belong(written: Callable
     assert "< 86400" in rules["GpuXidCritical"]["expr"]
 
 
-def test_an_alert_can_be_left_out_and_a_group_without_alerts_goes(written: Callable[[str], Path]) -> None:
+def test_disabled_alerts_and_empty_groups_are_omitted(written: Callable[[str], Path]) -> None:
     left_out = [name for name in DEFAULTS if name.startswith("GpuXid")] + ["NvswitchFatalError"]
     text = rules_text(settings=load_thresholds(written("".join(f"[{name}]\nenabled = false\n" for name in left_out))))
     groups = {group["name"]: group["rules"] for group in yaml.safe_load(text)["groups"]}
@@ -119,7 +119,7 @@ def test_an_alert_can_be_left_out_and_a_group_without_alerts_goes(written: Calla
     assert not {rule.get("alert") for rules in groups.values() for rule in rules} & set(left_out)
 
 
-def test_without_a_price_there_is_no_cost(written: Callable[[str], Path]) -> None:
+def test_cost_requires_a_price(written: Callable[[str], Path]) -> None:
     assert rules_of(None)["cluster:gpu_hour_price:configured"]["expr"] == "vector(0) > 0"
     priced = rules_of(written('[price]\nper_gpu_hour = 2.5\ncurrency = "EUR"\n'))
     assert priced["cluster:gpu_hour_price:configured"]["expr"] == 'label_replace(vector(2.5), "currency", "EUR", "", "")'
@@ -166,7 +166,7 @@ def test_without_a_price_there_is_no_cost(written: Callable[[str], Path]) -> Non
         (b"#" * (2 << 20), "larger than 1 MiB"),
     ],
 )
-def test_what_cannot_be_meant_is_refused_with_file_and_setting(
+def test_invalid_setting_is_refused_with_file_and_reason(
     written: Callable[[str | bytes], Path], content: str | bytes, message: str
 ) -> None:
     path = written(content)
@@ -177,7 +177,7 @@ def test_what_cannot_be_meant_is_refused_with_file_and_setting(
     assert len(str(refused.value)) < 500 + len(str(path))
 
 
-def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
+def test_missing_file_or_folder_is_named_in_the_error(tmp_path: Path) -> None:
     for path in (tmp_path / "none.toml", tmp_path):
         with pytest.raises(InputError, match=re.escape(str(path))):
             load_thresholds(path)
@@ -193,18 +193,18 @@ def test_a_file_that_is_not_there_or_a_folder_is_named(tmp_path: Path) -> None:
         (0, "0 seconds"),
     ],
 )
-def test_durations_are_told_in_words(seconds: float, words: str) -> None:
+def test_durations_are_written_in_words(seconds: float, words: str) -> None:
     assert duration_text(seconds) == words
 
 
 @pytest.mark.parametrize(
     ("text", "length"), [("90s", 90), ("1h30m", 5400), ("1w", 604800), ("500ms", 0.5), ("0s", 0), ("USD", None)]
 )
-def test_durations_are_those_of_prometheus(text: str, length: float | None) -> None:
+def test_durations_follow_the_prometheus_format(text: str, length: float | None) -> None:
     assert duration_seconds(text) == length
 
 
-def test_the_command_line_says_it_in_one_line_with_status_3(cli: Cli, written: Callable[[str], Path]) -> None:
+def test_invalid_thresholds_are_a_one_line_error_with_status_3(cli: Cli, written: Callable[[str], Path]) -> None:
     completed = cli("alerts", "rules", "show", "--thresholds", written("[GpuDwn]\n"))
     assert (completed.returncode, completed.stdout) == (3, "")
     assert len(completed.stderr.splitlines()) == 1

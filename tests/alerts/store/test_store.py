@@ -34,7 +34,7 @@ def filled(folder: Path) -> AlertStore:
     return store
 
 
-def test_all_parts_share_one_file_for_its_owner_only(folder: Path) -> None:
+def test_inbox_outbox_and_ledger_share_one_private_file(folder: Path) -> None:
     store = filled(folder)
     assert store.hold()
     assert {path.name for path in folder.iterdir()} == {f"{STORE_FILE}{suffix}" for suffix in ("", "-wal", "-shm", ".lock")}
@@ -47,7 +47,7 @@ def test_all_parts_share_one_file_for_its_owner_only(folder: Path) -> None:
         assert load_ledger(again).active == ["/runs/one"]
 
 
-def test_a_store_keeps_its_id_and_no_other_has_it(folder: Path) -> None:
+def test_store_id_is_persistent_and_unique(folder: Path) -> None:
     with filled(folder) as store, AlertStore(folder.with_name("other")) as other, AlertStore(None) as in_memory:
         kept = store.id
         assert len({kept, other.id, in_memory.id}) == 3
@@ -55,7 +55,7 @@ def test_a_store_keeps_its_id_and_no_other_has_it(folder: Path) -> None:
         assert again.id == kept
 
 
-def test_one_holder_at_a_time(folder: Path) -> None:
+def test_store_has_one_lock_holder_at_a_time(folder: Path) -> None:
     with AlertStore(folder) as first, AlertStore(folder) as second:
         assert (first.hold(), first.hold(), second.hold()) == (True, True, False)
         # the other one may still write
@@ -87,7 +87,7 @@ def test_queries_of_other_threads_do_not_wait_for_a_transaction(folder: Path) ->
         assert store.query("SELECT run FROM active_runs") == []
 
 
-def test_a_newer_version_is_refused_and_left_as_it_is(folder: Path) -> None:
+def test_store_of_a_newer_version_is_refused_and_left_unchanged(folder: Path) -> None:
     filled(folder).close()
     with sqlite3.connect(folder / STORE_FILE) as database:
         database.execute("PRAGMA user_version = 9")
@@ -100,7 +100,7 @@ def test_a_newer_version_is_refused_and_left_as_it_is(folder: Path) -> None:
     assert (folder / STORE_FILE).read_bytes() == before
 
 
-def test_what_is_no_store_is_refused_and_left_as_it_is(tmp_path: Path) -> None:
+def test_file_that_is_no_store_is_refused_and_left_unchanged(tmp_path: Path) -> None:
     def place(name: str) -> Path:
         (tmp_path / name).mkdir()
         return tmp_path / name / STORE_FILE
@@ -148,7 +148,7 @@ def test_a_damaged_file_is_set_aside_and_reported_once(folder: Path, damage: str
     AlertStore(folder, report=pytest.fail).close()
 
 
-def test_a_full_disk_is_one_line_and_changes_nothing(folder: Path) -> None:
+def test_full_disk_is_a_one_line_error_and_changes_nothing(folder: Path) -> None:
     with filled(folder) as store, disk_with_room_for(20_000):
         with pytest.raises(StoreError, match=f"{STORE_FILE}: cannot be used") as caught:
             save_ledger(store, AlertLedger(active=["x" * 100_000]))
@@ -156,7 +156,7 @@ def test_a_full_disk_is_one_line_and_changes_nothing(folder: Path) -> None:
         assert load_ledger(store).active == ["/runs/one"]
 
 
-def test_readers_see_a_live_watcher_and_a_finished_one(folder: Path) -> None:
+def test_readers_see_live_and_finished_watchers(folder: Path) -> None:
     with filled(folder) as store:
         with store.transaction(), read_only(folder) as database:
             assert database is not None

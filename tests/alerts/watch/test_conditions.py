@@ -44,7 +44,7 @@ def names(candidates: list[Candidate] | None) -> list[str]:
 # Budgets -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_every_part_over_its_budget_is_an_alert_the_largest_first() -> None:
+def test_each_share_over_budget_is_an_alert_largest_first() -> None:
     analysis = with_shares(analysis_of(), exposed_communication=0.31, input=0.4, host=0.1)
     result = candidates(analysis, price=Cost(amount=2.0, currency="EUR"))
     assert names(result) == ["TrainingInputBound", "TrainingCommunicationBound"]
@@ -56,14 +56,14 @@ def test_every_part_over_its_budget_is_an_alert_the_largest_first() -> None:
     assert "rank" not in result[0].alert.labels
 
 
-def test_what_is_within_its_budget_or_not_known_is_no_alert() -> None:
+def test_share_within_budget_or_unknown_is_no_alert() -> None:
     analysis = with_shares(analysis_of(), exposed_communication=0.31)
     assert names(candidates(analysis, budgets=Budgets(communication=0.32))) == []
     assert names(candidates(analysis, budgets=Budgets(communication=0.31))) == ["TrainingCommunicationBound"]
     assert names(candidates(analysis_of())) == []
 
 
-def test_one_very_long_step_is_no_habit() -> None:
+def test_single_long_step_raises_no_alert() -> None:
     past = past_of([0.1] * 400 + [20.0])
     assert past.rare_share(500) == pytest.approx(1 / 3, abs=0.01)
     assert past_of([0.1] * 400).rare_share(500) == 0
@@ -72,7 +72,7 @@ def test_one_very_long_step_is_no_habit() -> None:
     assert names(candidates(analysis, rare_share=0.19)) == ["TrainingCommunicationBound"]
 
 
-def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_world: MakeWorld) -> None:
+def test_early_stall_raises_no_alert_at_the_end_of_the_run(make_world: MakeWorld) -> None:
     # Given a run that stood still for 46 s, and then made more steps than the analysis of an active run takes
     world = make_world(slow=None)
     world.steps = past_of([0.1] * 100 + [46.0] + [0.1] * RECENT_STEPS)
@@ -84,7 +84,7 @@ def test_a_stall_long_before_the_end_of_a_run_is_no_habit(make_world: MakeWorld)
     assert world.event_names() == ["verdict"]
 
 
-def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones() -> None:
+def test_rare_steps_reduce_the_loss_of_typical_steps() -> None:
     analysis = with_shares(analysis_of(), input=0.4)
     rare = RareSteps(
         count=3, of_steps=100, steps=[60], typical_us=1e5, longest_us=4e6, share=0.25, lost_us=12e6, rank=None, moves=False,
@@ -100,13 +100,13 @@ def test_an_hour_of_a_run_with_rare_steps_loses_less_in_typical_ones() -> None:
     assert per_hour == {0: pytest.approx(1.0), None: pytest.approx(1.2)}
 
 
-def test_where_no_gpu_time_is_lost_none_is_told() -> None:
+def test_cpu_run_reports_no_gpu_hours_lost() -> None:
     [candidate] = candidates(with_shares(analysis_of(), device="cpu", input=0.5))
     assert candidate.loss is None
     assert not {"gpu_hours_lost", "cost", "cost_per_hour"} & set(candidate.alert.annotations)
 
 
-def test_the_words_of_the_analysis_are_kept_where_there_are_any() -> None:
+def test_alert_keeps_cause_and_evidence_of_the_analysis() -> None:
     finding = Finding(
         kind="host_bound",
         cause="gc",
@@ -128,7 +128,7 @@ def test_a_budget_is_a_share(text: str, share: float) -> None:
 @pytest.mark.parametrize(
     "text", ["", "communication", "communication=", "comms=0.3", "input=0", "input=-1", "input=2", "host=nan"]
 )
-def test_what_is_no_budget_is_refused(text: str) -> None:
+def test_invalid_budget_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"budget|share"):
         budgets_of([text])
 
@@ -136,7 +136,7 @@ def test_what_is_no_budget_is_refused(text: str) -> None:
 # Stragglers --------------------------------------------------------------------------------------------------------------------
 
 
-def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst() -> None:
+def test_each_straggler_has_one_alert_regardless_of_the_worst() -> None:
     def of(worst: int) -> list[str]:
         analysis = analysis_of(worst)
         verdict = msgspec.structs.replace(analysis.verdict, ranks=[1, 2, 3])
@@ -146,7 +146,7 @@ def test_of_several_stragglers_each_has_its_alert_whichever_is_the_worst() -> No
     assert len(of(1)) == len(of(2)) == 3
 
 
-def test_a_slowness_that_moves_is_one_alert() -> None:
+def test_rotating_straggler_is_one_alert() -> None:
     analysis = analysis_of(1)
     finding = msgspec.structs.replace(analysis.findings[0], rank=None, host=None, pattern="rotating")
     verdict = msgspec.structs.replace(analysis.verdict, rank=None, ranks=[0, 1, 2, 3], pattern="rotating")
@@ -168,7 +168,7 @@ def regressions(past: Any) -> list[Candidate] | None:
     return Regressions(run=RUN, subject=SUBJECT, gpus=gpus).candidates(past, at_least=0.1)
 
 
-def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None:
+def test_lasting_step_regression_is_reported_with_the_cost() -> None:
     [candidate] = regressions(past_of(noisy((0.1, 300), (0.125, 100)))) or []
     assert candidate.name == "TrainingStepRegression"
     annotations = candidate.alert.annotations
@@ -191,11 +191,11 @@ def test_steps_that_take_longer_for_good_are_told_with_what_that_costs() -> None
     ],
     ids=["nothing", "a moment", "over again", "too little", "faster", "since more than six hours"],
 )
-def test_what_is_no_regression_is_none(levels: list[tuple[float, int]]) -> None:
+def test_steps_without_a_regression_raise_no_alert(levels: list[tuple[float, int]]) -> None:
     assert regressions(past_of(noisy(*levels))) == []
 
 
-def test_of_a_few_steps_nothing_is_said() -> None:
+def test_few_steps_give_no_regression_result() -> None:
     assert regressions(past_of(noisy((0.1, 40)))) is None
 
 
@@ -206,7 +206,7 @@ def test_checkpoints_and_profiled_steps_are_no_regression() -> None:
     assert names(regressions(past_of(steps, tags={"checkpoint": list(range(200, 400, 3))}))) == []
 
 
-def test_less_in_each_step_is_a_loss_of_throughput() -> None:
+def test_fewer_tokens_per_step_is_a_throughput_loss() -> None:
     tokens = [1000.0] * 300 + [700.0] * 100
     [candidate] = regressions(past_of(noisy((0.1, 400)), tokens=tokens)) or []
     assert candidate.name == "TrainingThroughputLoss"
@@ -229,7 +229,7 @@ def test_a_slower_run_is_reported_even_if_its_ranks_cannot_be_judged(make_world:
 # Costs that grow ---------------------------------------------------------------------------------------------------------------
 
 
-def test_what_is_lost_adds_up_while_it_lasts() -> None:
+def test_lost_gpu_hours_accumulate_while_the_alert_fires() -> None:
     loss = ConditionLoss(gpu_hours=1.0, per_hour=6.0, price=2.0, currency="USD")
     candidate = SUBJECT.candidate(HANG, {"summary": "s"}, loss=loss)
     ledger = AlertLedger()
@@ -248,7 +248,7 @@ def of_ranks(count: int) -> list[Candidate]:
     return [SUBJECT.candidate(STRAGGLER, {"summary": f"Rank {rank}."}, rank=rank, host=f"n{rank // 8}") for rank in range(count)]
 
 
-def test_very_many_ranks_have_one_alert_together() -> None:
+def test_alerts_of_many_ranks_are_merged() -> None:
     assert len(merge_shared(of_ranks(MOST_RANKS))) == MOST_RANKS
     other = SUBJECT.candidate(HANG, {"summary": "s"})
     [result, together] = merge_shared([other, *of_ranks(MOST_RANKS + 1)])
@@ -258,12 +258,12 @@ def test_very_many_ranks_have_one_alert_together() -> None:
     assert together.alert.annotations["ranks"].split(",") == [str(rank) for rank in range(33)]
 
 
-def test_around_the_limit_alerts_do_not_come_and_go() -> None:
+def test_merging_has_hysteresis() -> None:
     assert len(merge_shared(of_ranks(FEW_RANKS + 1), merged_names=["TrainingStraggler"])) == 1
     assert len(merge_shared(of_ranks(FEW_RANKS), merged_names=["TrainingStraggler"])) == FEW_RANKS
 
 
-def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> None:
+def test_merged_alert_stays_while_a_rank_is_unknown() -> None:
     ledger = AlertLedger()
     ledger.update("x", of_ranks(40), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x", shared_only=True) == {"TrainingStraggler"}
@@ -274,7 +274,7 @@ def test_an_alert_about_many_ranks_stays_while_one_of_them_is_not_known() -> Non
     assert entry.ends_at_unix_ns == 3
 
 
-def test_an_alert_fires_for_a_while_at_least() -> None:
+def test_alert_fires_for_a_minimum_time() -> None:
     ledger, policy = AlertLedger(), FiringPolicy(1, 1, least_firing_s=60)
     result = of_ranks(1)
     ledger.update("x", result, now_unix_ns=0, policy=policy)
@@ -289,7 +289,7 @@ def test_an_alert_fires_for_a_while_at_least() -> None:
 # Pace of analyses --------------------------------------------------------------------------------------------------------------
 
 
-def test_a_dear_analysis_is_made_less_often() -> None:
+def test_expensive_analysis_runs_less_often() -> None:
     pace = Pace(0.05, 0.2)
     assert pace.due(RUN, 0, runs=1, pending=False)
     pace.analysed(RUN, 0, 100.0)  # the first analysis reads everything, and does not count
@@ -303,14 +303,14 @@ def test_a_dear_analysis_is_made_less_often() -> None:
     assert pace.due(RUN, 25 + LONGEST_PAUSE_S, runs=9, pending=False)
 
 
-def test_what_is_saved_is_plain_json(make_world: MakeWorld) -> None:
+def test_saved_ledger_is_plain_json(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
     [entry] = json.loads(world.saved[-1])["entries"]
     assert (entry["logged"], entry["finding"]) == ("firing", None)
 
 
-def test_an_alert_that_fires_keeps_its_text_while_details_are_awaited() -> None:
+def test_firing_alert_keeps_the_text_while_details_are_pending() -> None:
     complete = SUBJECT.candidate(HANG, {"summary": "s", "culprit": "2"})
     ledger, policy = AlertLedger(), FiringPolicy(1, 1)
     ledger.update("run", [complete], now_unix_ns=1, policy=policy)

@@ -31,7 +31,7 @@ def from_steps(analysis: Analysis, end: int) -> Analysis:
     return msgspec.structs.replace(analysis, verdict=verdict)
 
 
-def test_a_verdict_by_chance_raises_no_alert(make_world: MakeWorld) -> None:
+def test_unconfirmed_verdict_raises_no_alert(make_world: MakeWorld) -> None:
     # Given a rank that the recent steps name at every evaluation, and the new steps alone never do
     world = make_world()
     for end in range(500, 1100, 5):
@@ -43,7 +43,7 @@ def test_a_verdict_by_chance_raises_no_alert(make_world: MakeWorld) -> None:
     assert min(since for since, _ in world.judged_since) == 500
 
 
-def test_a_straggler_that_new_steps_confirm_raises_an_alert(make_world: MakeWorld) -> None:
+def test_straggler_confirmed_by_new_steps_raises_an_alert(make_world: MakeWorld) -> None:
     world = make_world()
     for end in (500, 505, 510, 515):
         world.advance(from_steps(analysis_of(2), end))
@@ -110,12 +110,12 @@ def test_new_steps_confirm_the_same_ranks_only(ranks: Any, new: NewSteps, confir
     assert confirmation.advance(Suspicion(attempt=0, since=1000), ranks).confirmed is confirmed
 
 
-def test_a_suspicion_of_an_earlier_attempt_starts_anew() -> None:
+def test_suspicion_restarts_with_a_new_attempt() -> None:
     confirmation = Confirmation(1, 40, lambda _since, _at_least: pytest.fail("tested"))
     assert confirmation.advance(Suspicion(attempt=0, since=10, confirmed=True), [2]) == Suspicion(attempt=1, since=40)
 
 
-def test_the_new_steps_of_a_run_are_judged_alone(make_run: Any) -> None:
+def test_new_steps_are_judged_without_earlier_steps(make_run: Any) -> None:
     # Given a run in which rank 2 was slow in the first 60 steps, and rank 1 in the 40 after them
     run = make_run(slow=2)
     run.slow = 1
@@ -143,7 +143,7 @@ def follow(history: list[bool], policy: FiringPolicy) -> list[FiringState | None
 
 
 @given(histories, policies)
-def test_it_starts_to_fire_only_after_enough_consecutive_findings(history: list[bool], policy: FiringPolicy) -> None:
+def test_alert_fires_only_after_enough_consecutive_findings(history: list[bool], policy: FiringPolicy) -> None:
     tracks = [None, *follow(history, policy)]
     for index, (before, after) in enumerate(pairwise(tracks)):
         if after and after.state == "firing" and not (before and before.state == "firing"):
@@ -152,7 +152,7 @@ def test_it_starts_to_fire_only_after_enough_consecutive_findings(history: list[
 
 
 @given(histories, policies)
-def test_it_resolves_only_after_enough_consecutive_evaluations_without(history: list[bool], policy: FiringPolicy) -> None:
+def test_alert_resolves_only_after_enough_clean_evaluations(history: list[bool], policy: FiringPolicy) -> None:
     tracks = [None, *follow(history, policy)]
     for index, (before, after) in enumerate(pairwise(tracks)):
         if before and before.state == "firing" and (after is None or after.state != "firing"):
@@ -162,7 +162,7 @@ def test_it_resolves_only_after_enough_consecutive_evaluations_without(history: 
 
 
 @given(histories, policies)
-def test_a_long_enough_history_decides_whatever_came_before(history: list[bool], policy: FiringPolicy) -> None:
+def test_state_depends_only_on_the_latest_evaluations(history: list[bool], policy: FiringPolicy) -> None:
     fired = follow([*history, *[True] * policy.fire_after], policy)[-1]
     quiet = follow([*history, *[False] * policy.resolve_after], policy)[-1]
     assert fired is not None
@@ -171,6 +171,6 @@ def test_a_long_enough_history_decides_whatever_came_before(history: list[bool],
 
 
 @pytest.mark.parametrize("bad", [(0, 1), (1, 0), (-1, 3)])
-def test_a_policy_that_could_never_work_is_refused(bad: tuple[int, int]) -> None:
+def test_invalid_firing_policy_is_refused(bad: tuple[int, int]) -> None:
     with pytest.raises(ValueError, match="at least 1"):
         FiringPolicy(*bad)

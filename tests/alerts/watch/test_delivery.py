@@ -50,7 +50,7 @@ class Manager(Alertmanager):
         self.posts.append([(notice.alert.labels["rank"], notice.alert.status == "resolved") for notice in notices])
 
 
-def test_a_receiver_gets_the_end_only_of_alerts_whose_beginning_it_got() -> None:
+def test_resolved_is_sent_only_to_receivers_of_the_firing() -> None:
     # Given two receivers, of which one is broken while rank 2 fires
     working, broken = RecordingWebhook(), RecordingWebhook()
     broken.broken = True
@@ -83,7 +83,7 @@ def firing(*ranks: int) -> AlertLedger:
     return ledger
 
 
-def test_a_watcher_killed_before_it_noted_a_delivery_repeats_none() -> None:
+def test_watcher_killed_before_saving_repeats_no_delivery() -> None:
     outbox, target = Outbox(AlertStore(None)), webhook_target("http://hooks.example/x")
     # Given a second watcher that begins with a ledger saved before the webhook was notified
     for _ in range(2):
@@ -95,7 +95,7 @@ def test_a_watcher_killed_before_it_noted_a_delivery_repeats_none() -> None:
     assert message.alerts == 2
 
 
-def test_while_the_outbox_takes_nothing_alerts_stay_with_the_watcher(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_alerts_stay_in_the_ledger_while_the_outbox_is_full(monkeypatch: pytest.MonkeyPatch) -> None:
     outbox, target, ledger = Outbox(AlertStore(None)), webhook_target("http://hooks.example/x"), firing(2)
     reports: list[str] = []
     delivery = Delivery(webhooks=[Webhook(target, outbox, wake=lambda: None)], interval_s=1, report=reports.append)
@@ -143,7 +143,7 @@ def test_alertmanager_gets_firing_alerts_at_every_interval_for_any_clock(step_s:
     assert posting.reports == []
 
 
-def test_the_end_of_an_alert_is_posted_for_a_while_and_then_forgotten() -> None:
+def test_resolved_alert_is_posted_for_a_limited_time() -> None:
     posting = Posting(firing(2))
     posting.deliver_after(0)
     posting.ledger.resolve("r", now_unix_ns=posting.unix_ns(), because="over")
@@ -157,7 +157,7 @@ def test_the_end_of_an_alert_is_posted_for_a_while_and_then_forgotten() -> None:
     assert posting.delivery.undelivered(posting.ledger) == []
 
 
-def test_an_alertmanager_that_was_away_gets_everything_when_it_is_back(caplog: pytest.LogCaptureFixture) -> None:
+def test_recovered_alertmanager_gets_the_firing_alerts(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     posting = Posting(firing(2))
     posting.manager.broken = True
@@ -178,7 +178,7 @@ def test_a_failing_alertmanager_is_tried_again_after_a_pause() -> None:
     assert [posting.deliver_after(seconds) for seconds in (1, RETRY_S - 2, 1)] == [0, 0, 1]
 
 
-def test_an_alert_that_fires_again_is_not_posted_as_ended_any_more() -> None:
+def test_alert_firing_again_is_no_longer_posted_as_resolved() -> None:
     posting, policy = Posting(AlertLedger()), FiringPolicy(1, 1)
     candidate = Subject(run_id="r1").candidate(STRAGGLER, {"summary": "It is slow."}, rank=2)
     for seconds, present in ((1, [candidate]), (2, []), (3, [candidate])):

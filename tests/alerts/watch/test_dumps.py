@@ -27,7 +27,7 @@ def requests(run: Path) -> list[Path]:
     return [path for path in control_dir(run).glob("*.json") if not path.name.endswith(".answer.json")]
 
 
-def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(make_quiet_world: MakeWorld, tmp_path: Path) -> None:
+def test_dumps_of_a_hung_run_are_requested_once_and_name_the_culprit(make_quiet_world: MakeWorld, tmp_path: Path) -> None:
     world = make_quiet_world(ask_for_dumps=True)
     world.let_pass(PATIENCE_S)
     [request] = requests(world.run.path)
@@ -51,7 +51,7 @@ def test_ranks_of_a_stalled_run_are_asked_once_and_the_culprit_is_named(make_qui
     assert requests(world.run.path) == [request]
 
 
-def test_a_stopped_process_is_not_waited_for(make_quiet_world: MakeWorld) -> None:
+def test_watcher_does_not_wait_for_a_dump_of_a_stopped_process(make_quiet_world: MakeWorld) -> None:
     # Given a stalled run whose rank 2 is a stopped process, which cannot write a dump
     world = make_quiet_world(ask_for_dumps=True, fire_after=3)
     world.let_pass(PATIENCE_S - 5)
@@ -69,7 +69,7 @@ def test_a_stopped_process_is_not_waited_for(make_quiet_world: MakeWorld) -> Non
     assert world.annotations("TrainingHang")["culprit"] == "2"
 
 
-def test_evaluations_count_while_dumps_are_waited_for(make_quiet_world: MakeWorld) -> None:
+def test_evaluations_count_while_dumps_are_pending(make_quiet_world: MakeWorld) -> None:
     # Given a stalled run of which no rank answers
     world = make_quiet_world(ask_for_dumps=True, fire_after=6)
     world.let_pass(PATIENCE_S + WAIT_S - 5)
@@ -79,7 +79,7 @@ def test_evaluations_count_while_dumps_are_waited_for(make_quiet_world: MakeWorl
     assert world.firing() == ["TrainingHang"]
 
 
-def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(make_quiet_world: MakeWorld) -> None:
+def test_hang_that_ends_while_dumps_are_pending_is_not_reported(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(ask_for_dumps=True)
     world.let_pass(PATIENCE_S + 15)
     world.go_on(2 * WAIT_S)
@@ -87,7 +87,7 @@ def test_a_stall_that_ends_while_dumps_are_waited_for_is_not_reported(make_quiet
     assert world.watcher.ledger.entries == []
 
 
-def test_an_alert_does_not_wait_for_an_answer_that_changes_its_text_later(make_quiet_world: MakeWorld, tmp_path: Path) -> None:
+def test_late_dump_updates_the_text_of_a_firing_alert(make_quiet_world: MakeWorld, tmp_path: Path) -> None:
     world = make_quiet_world(ask_for_dumps=True)
     world.let_pass(PATIENCE_S + WAIT_S + 15)
     assert world.firing() == ["TrainingHang"]
@@ -114,7 +114,7 @@ def test_an_alert_does_not_wait_for_an_answer_that_changes_its_text_later(make_q
     assert len(world.receiver.calls) == 3
 
 
-def test_ranks_that_were_asked_a_short_while_ago_are_asked_again_later(make_quiet_world: MakeWorld) -> None:
+def test_repeated_dump_request_is_delayed(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(ask_for_dumps=True)
     world.let_pass(PATIENCE_S)
     world.go_on(10)
@@ -125,14 +125,14 @@ def test_ranks_that_were_asked_a_short_while_ago_are_asked_again_later(make_quie
     assert len(requests(world.run.path)) == 2
 
 
-def test_nobody_is_asked_who_is_not_to_be(make_quiet_world: MakeWorld) -> None:
+def test_disabled_dump_requests_write_nothing(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(ask_for_dumps=False)
     world.let_pass(2 * PATIENCE_S)
     assert world.firing() == ["TrainingHang"]
     assert not control_dir(world.run.path).exists()
 
 
-def test_a_run_that_may_not_be_written_to_is_told_of_without_dumps(make_quiet_world: MakeWorld) -> None:
+def test_hang_of_an_unwritable_run_is_reported_without_dumps(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(ask_for_dumps=True, moved=False)
     control_dir(world.run.path).write_text("")
     world.go_on(20)
@@ -141,7 +141,7 @@ def test_a_run_that_may_not_be_written_to_is_told_of_without_dumps(make_quiet_wo
     assert len([line for line in world.reports if "dumps cannot be requested" in line]) == 1
 
 
-def test_dumps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
+def test_incomplete_dumps_are_not_read(tmp_path: Path) -> None:
     report = hung(tmp_path / "dumps")
     dumps = Dumps(lambda _run, _fresh: report, ask=False, report=print)
     dump = flight_dir(tmp_path, 0) / "rank-00000-request-nccl.pickle"
@@ -153,7 +153,7 @@ def test_dumps_that_are_being_written_are_not_read(tmp_path: Path) -> None:
     assert dumps.look(tmp_path, 0, [0], 4.0) == (report, "")
 
 
-def test_only_dumps_of_the_watchers_own_request_are_fresh(tmp_path: Path) -> None:
+def test_only_dumps_requested_by_the_watcher_are_fresh(tmp_path: Path) -> None:
     fresh = list[bool]()
     dumps = Dumps(lambda _run, is_fresh: fresh.append(is_fresh), ask=True, report=print)
     write(flight_dir(tmp_path, 0), {})

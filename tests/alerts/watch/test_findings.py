@@ -45,7 +45,7 @@ def test_a_straggler_becomes_an_alert() -> None:
     assert candidate.alert.generator_url == "http://host:8050/run/llama-1?rank=2"
 
 
-def test_numbers_that_change_do_not_change_the_identity() -> None:
+def test_changed_numbers_keep_the_alert_fingerprint() -> None:
     first = analysis_of(2)
     finding = msgspec.structs.replace(first.findings[0], slowdown=9.0, confidence=0.5, cause="host", summary="other words")
     second = msgspec.structs.replace(first, findings=[finding])
@@ -53,7 +53,7 @@ def test_numbers_that_change_do_not_change_the_identity() -> None:
     assert candidates(first)[0].alert.annotations != candidates(second)[0].alert.annotations
 
 
-def test_what_the_verdict_knows_goes_only_to_the_rank_it_is_about() -> None:
+def test_verdict_details_are_added_only_to_the_verdict_rank() -> None:
     about, other = candidates(analysis_of(2, 3))
     assert about.alert.annotations["cost"] == "0.50 USD"
     assert not {"cost", "explained_by"} & set(other.alert.annotations)
@@ -61,7 +61,7 @@ def test_what_the_verdict_knows_goes_only_to_the_rank_it_is_about() -> None:
     assert other.alert.annotations["next"] == "rankscope alerts explain TrainingStraggler"
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_facts_are_omitted() -> None:
     analysis = analysis_of(2)
     bare = msgspec.structs.replace(
         analysis.findings[0], rank=None, host=None, cause=None, confidence=None, slowdown=None, gpu_hours_lost=None, evidence=[]
@@ -76,7 +76,7 @@ def test_what_is_not_known_is_left_out() -> None:
     assert all(candidate.alert.annotations.values())
 
 
-def test_a_run_with_simulated_gpus_says_so() -> None:
+def test_alert_of_simulated_gpus_is_marked_simulated() -> None:
     [candidate] = candidates(analysis_of(2, simulated=True))
     assert candidate.alert.annotations["summary"].startswith("[simulated GPUs] ")
     assert candidate.alert.annotations["simulated"] == "true"
@@ -96,12 +96,12 @@ def test_a_run_with_simulated_gpus_says_so() -> None:
         ("temperature", 88.04, "celsius", ("temperature", "88.04 celsius")),
     ],
 )
-def test_evidence_is_said_in_units_that_people_use(name: str, value: float, unit: str, expected: tuple[str, str]) -> None:
+def test_evidence_is_formatted_in_readable_units(name: str, value: float, unit: str, expected: tuple[str, str]) -> None:
     assert reading(Evidence(name=name, value=value, unit=unit)) == expected
 
 
 @pytest.mark.parametrize("kind", ["balanced", "compute_bound", "pipeline_bubble"])
-def test_findings_about_the_job_as_a_whole_wake_nobody(kind: str) -> None:
+def test_findings_about_the_whole_job_raise_no_alert(kind: str) -> None:
     analysis = analysis_of(2)
     finding = msgspec.structs.replace(analysis.findings[0], kind=kind, rank=None)
     assert candidates(msgspec.structs.replace(analysis, findings=[finding])) == []

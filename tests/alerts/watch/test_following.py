@@ -24,7 +24,7 @@ from rankscope.runs.paths import flight_dir, rank_dir, segment
 START_NS = 1_700_000_000_000_000_000
 
 
-def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_growing_run_is_read_incrementally(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     reads = CountedReads(monkeypatch)
     run = make_run()
     following = FollowedRuns()
@@ -44,7 +44,7 @@ def test_a_run_that_grows_is_read_on_from_where_it_was(make_run: Any, monkeypatc
     assert reads.bytes > first
 
 
-def test_the_past_of_a_run_that_is_not_followed_is_read_from_its_files(make_run: Any) -> None:
+def test_history_of_an_unfollowed_run_is_read_from_files(make_run: Any) -> None:
     run = make_run()
     following = FollowedRuns()
     assert following.past(run.path) is None
@@ -57,12 +57,12 @@ def test_the_past_of_a_run_that_is_not_followed_is_read_from_its_files(make_run:
     assert read.walls_us().tolist() == followed.walls_us().tolist()
 
 
-def test_what_is_no_run_is_said(tmp_path: Path) -> None:
+def test_folder_that_is_no_run_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="not a run directory"):
         FollowedRuns().update(tmp_path)
 
 
-def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dumps_are_read_once_per_change(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a run that hangs, with dumps: rank 2 is missing in a collective
     run = make_run(slow=None)
     write(flight_dir(run.path, 0), DumpedJob.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps())
@@ -87,7 +87,7 @@ def test_dumps_are_read_once_however_often_the_run_is_looked_at(make_run: Any, m
     assert len(read) == 2
 
 
-def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
+def test_run_that_continued_after_the_dumps_is_not_hung(make_run: Any) -> None:
     run = make_run(slow=None)
     write(flight_dir(run.path, 0), DumpedJob.of_events({"0": (0, 1, 2, 3)}, ["0"] * 3, stops={2: 1}).dumps(), waited_s=None)
     following = FollowedRuns(clock=lambda: START_NS / 1e9 + 6)
@@ -95,7 +95,7 @@ def test_what_went_on_after_its_dumps_does_not_hang(make_run: Any) -> None:
     assert following.hang(run.path, True) is not None
 
 
-def test_the_past_of_a_run_is_known_from_whichever_rank_recorded(make_run: Any) -> None:
+def test_history_of_a_run_comes_from_any_recorded_rank(make_run: Any) -> None:
     run = make_run(slow=None)
     shutil.rmtree(rank_dir(run.path, 0, 0))
     rank_dir(run.path, 0, 0).mkdir()
@@ -111,7 +111,7 @@ def test_the_past_of_a_run_is_known_from_whichever_rank_recorded(make_run: Any) 
     assert past.longest_us() == pytest.approx(100_000)
 
 
-def test_a_file_that_leaves_the_time_of_its_folder_is_seen_next(make_run: Any) -> None:
+def test_new_file_is_found_despite_unchanged_folder_mtime(make_run: Any) -> None:
     run, observer = make_run(), RunObserver()
     folder = rank_dir(run.path, 0, 0)
     observer.snapshot(run.path, now_unix_ns=START_NS, elapsed_s=0.0)

@@ -59,7 +59,7 @@ def heard(world: World) -> list[tuple[str, str, str]]:
     ]
 
 
-def test_a_host_at_fault_is_one_alert_with_its_ranks() -> None:
+def test_faulty_host_is_one_alert_that_lists_the_ranks() -> None:
     [candidate] = candidates(of_host("node0"))
     assert (candidate.alert.labels.get("rank"), candidate.alert.labels["host"]) == (None, "node0")
     assert candidate.alert.annotations["ranks"] == "0,1,2,3"
@@ -67,7 +67,7 @@ def test_a_host_at_fault_is_one_alert_with_its_ranks() -> None:
     assert "gpu_uuid" not in candidate.alert.annotations
 
 
-def test_the_worst_rank_of_a_host_is_not_its_identity() -> None:
+def test_host_alert_identity_does_not_depend_on_the_worst_rank() -> None:
     first = of_host("node0")
     other = msgspec.structs.replace(first, findings=[msgspec.structs.replace(first.findings[0], rank=3, ranks=[1, 2, 3])])
     assert [candidate.fingerprint for candidate in candidates(first)] == [
@@ -75,7 +75,7 @@ def test_the_worst_rank_of_a_host_is_not_its_identity() -> None:
     ]
 
 
-def test_each_host_has_its_alert_and_a_rank_of_another_its_own() -> None:
+def test_each_faulty_host_and_single_rank_has_one_alert() -> None:
     assert labels(candidates(of_host("node0", "node2", single=7))) == [
         ("", "node0"),
         ("", "node2"),
@@ -83,13 +83,13 @@ def test_each_host_has_its_alert_and_a_rank_of_another_its_own() -> None:
     ]
 
 
-def test_a_finding_about_some_ranks_has_an_alert_for_each_of_them() -> None:
+def test_finding_about_several_ranks_has_one_alert_per_rank() -> None:
     result = of_ranks(5)
     several = msgspec.structs.replace(result, findings=[msgspec.structs.replace(result.findings[0], ranks=[5, 9])])
     assert [rank for rank, _ in labels(candidates(several))] == ["5", "9"]
 
 
-def test_the_alert_of_a_host_begins_and_ends_once(make_world: MakeWorld) -> None:
+def test_host_alert_fires_and_resolves_once(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(of_host("node0"), times=4)
     assert heard(world) == [("firing", "", "node0")]
@@ -99,7 +99,7 @@ def test_the_alert_of_a_host_begins_and_ends_once(make_world: MakeWorld) -> None
     assert world.watcher.ledger.entries == []
 
 
-def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_world: MakeWorld) -> None:
+def test_rank_alerts_end_when_the_host_alert_fires(make_world: MakeWorld) -> None:
     world = make_world(fire_after=3)
     world.advance(of_ranks(1, 9), times=4)
     assert {rank for _, rank, _ in heard(world)} == {"1", "9"}
@@ -114,14 +114,14 @@ def test_alerts_of_ranks_end_when_that_of_their_host_begins(make_world: MakeWorl
     assert world.firing() == ["TrainingStraggler", "TrainingStraggler 9"]
 
 
-def test_after_its_host_a_rank_that_stays_slow_has_its_own_alert(make_world: MakeWorld) -> None:
+def test_rank_still_slow_after_the_host_alert_gets_a_rank_alert(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(of_host("node0"), times=3)
     world.advance(of_ranks(2), times=4)
     assert world.firing() == ["TrainingStraggler 2"]
 
 
-def test_an_alert_about_many_ranks_ends_when_all_their_hosts_have_theirs() -> None:
+def test_merged_rank_alert_ends_when_all_hosts_have_alerts() -> None:
     ledger, policy = AlertLedger(), FiringPolicy(1, 3)
     ranks = [SUBJECT.candidate(STRAGGLER, {"summary": "s"}, rank=rank, host=f"n{rank // 8}") for rank in range(40)]
     ledger.update("x", ranks, now_unix_ns=1, policy=policy)
@@ -145,14 +145,14 @@ def hosts_alerts(count: int) -> list[Candidate]:
     ]
 
 
-def test_hosts_do_not_count_as_alerts_about_many_ranks() -> None:
+def test_host_alerts_do_not_count_as_merged_alerts() -> None:
     ledger = AlertLedger()
     ledger.update("x", hosts_alerts(2), now_unix_ns=1, policy=FiringPolicy(1, 1))
     assert ledger.names("x") == {"TrainingStraggler"}
     assert ledger.names("x", shared_only=True) == set()
 
 
-def test_very_many_hosts_have_one_alert_together() -> None:
+def test_alerts_of_many_hosts_are_merged() -> None:
     assert len(merge_shared(hosts_alerts(MOST_RANKS))) == MOST_RANKS
     [together] = merge_shared(hosts_alerts(MOST_RANKS + 1))
     assert not {"rank", "host"} & together.alert.labels.keys()
@@ -161,7 +161,7 @@ def test_very_many_hosts_have_one_alert_together() -> None:
     assert len(merge_shared(hosts_alerts(FEW_RANKS), merged_names=["TrainingStraggler"])) == FEW_RANKS
 
 
-def test_the_alert_of_a_host_stays_while_one_of_its_ranks_cannot_be_read() -> None:
+def test_host_alert_stays_while_a_rank_is_unreadable() -> None:
     ledger = AlertLedger()
     ledger.update("x", hosts_alerts(1), now_unix_ns=1, policy=FiringPolicy(1, 1))
     ledger.update("x", [], now_unix_ns=2, policy=FiringPolicy(1, 1), unknown=[7])
@@ -180,7 +180,7 @@ def test_a_payload_and_a_message_name_the_host_and_its_ranks() -> None:
     assert "ranks 0, 1, 2, 3" in shown.heading
 
 
-def test_a_receiver_explains_the_alert_of_a_host_by_the_verdict_on_it() -> None:
+def test_receiver_explains_a_host_alert_by_the_host_verdict() -> None:
     run_verdict = run_verdict_of(of_host("node0", "node2"))
     output = verdict_annotations(run_verdict, {"alertname": "TrainingStraggler", "host": "node0"}, dashboard_url=None)
     assert (output["verdict_host"], "verdict_rank" in output, "gpu_uuid" in output) == ("node0, node2", False, False)

@@ -86,7 +86,7 @@ def followed(make_run: Any, monkeypatch: pytest.MonkeyPatch, reaper: Reaper, nam
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watcher_killed_at_any_moment_logs_each_change_once(make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     never = Reaper(0)
     followed(make_run, monkeypatch, never, "never")
     assert never.moments >= 24
@@ -102,7 +102,7 @@ def test_killed_at_any_moment_it_notes_every_change_once_and_tells_it(make_run: 
             assert {notice.alert.fingerprint for notice in call} <= {notice.alert.fingerprint for notice in webhook.calls[0]}
 
 
-def test_what_a_full_disk_cut_short_takes_no_other_line_with_it(make_run: Any) -> None:
+def test_truncated_line_does_not_damage_later_lines(make_run: Any) -> None:
     run = make_run().path
     (run / "findings.jsonl").write_bytes(b'{"schema": "rankscope.fin')
     append_finding(run, RECORD)
@@ -141,7 +141,7 @@ def test_another_users_link_or_pipe_in_a_run_is_not_written_to(
     assert "findings.jsonl cannot be written" in line
 
 
-def test_findings_are_readable_by_those_who_may_read_the_run(make_run: Any) -> None:
+def test_findings_file_follows_the_permissions_of_the_run(make_run: Any) -> None:
     run = make_run().path
     run.chmod(0o750)
     append_finding(run, RECORD)
@@ -149,7 +149,7 @@ def test_findings_are_readable_by_those_who_may_read_the_run(make_run: Any) -> N
 
 
 @pytest.mark.slow
-def test_a_second_watcher_of_a_folder_says_so_and_leaves(make_run: Any, cli: Cli, tmp_path: Path) -> None:
+def test_second_watcher_of_a_folder_exits_with_an_error(make_run: Any, cli: Cli, tmp_path: Path) -> None:
     run, state = make_run(), tmp_path / "state"
     watch = ["alerts", "watch", run.path, "--state", state]
     with WatchProcess(run.path, "--state", state):

@@ -86,7 +86,7 @@ os._exit(0)
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize(("how", "fired"), [("os._exit", set()), ("swallows", {"TrainingCrashed"})])
-def test_a_rank_that_ends_before_another_pages_only_if_it_failed(tmp_path: Path, how: str, fired: set[str]) -> None:
+def test_rank_that_ends_early_pages_only_after_a_failure(tmp_path: Path, how: str, fired: set[str]) -> None:
     # Given a job whose rank 1 ends with os._exit(0) while rank 0 still writes, or with sys.exit(1) in an except block
     run, script = tmp_path / "run", tmp_path / "job.py"
     script.write_text(ENDS_LATER)

@@ -17,7 +17,7 @@ from rankscope.runs.records import AttemptInfo, EndReason, RankActivity, RankInf
 from rankscope.runs.small_files import create_attempt, write_record
 
 
-def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(make_quiet_world: MakeWorld) -> None:
+def test_run_without_new_steps_fires_hang_and_resolves_on_recovery(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.let_pass(PATIENCE_S)
     assert world.event_names() == []
@@ -31,7 +31,7 @@ def test_a_run_in_which_nobody_makes_a_step_is_told_and_its_recovery_too(make_qu
     assert world.event_names() == ["firing", "resolved"]
 
 
-def test_the_alert_tells_what_the_ranks_are_doing(make_quiet_world: MakeWorld) -> None:
+def test_hang_alert_shows_the_activity_of_the_ranks(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.let_pass(PATIENCE_S - 20)
     for rank in range(4):
@@ -58,7 +58,7 @@ def test_the_alert_tells_what_the_ranks_are_doing(make_quiet_world: MakeWorld) -
     assert "py-spy dump --pid 102" in annotations["next"]
 
 
-def test_an_old_activity_is_not_believed(make_quiet_world: MakeWorld) -> None:
+def test_outdated_activity_is_ignored(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     old = RankActivity(attempt=0, rank=2, phase="data", waiting=False, since_unix_ns=1, updated_unix_ns=2)
     write_record(activity_file(world.run.path, 0, 2), old)
@@ -68,7 +68,7 @@ def test_an_old_activity_is_not_believed(make_quiet_world: MakeWorld) -> None:
     assert "loading data" not in event.summary
 
 
-def test_a_rank_that_is_silent_while_others_go_on_is_named(make_quiet_world: MakeWorld) -> None:
+def test_silent_rank_among_running_ranks_is_reported_lost(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.go_on(PATIENCE_S + 10, ranks=[0, 1, 3])
     assert world.firing() == ["TrainingRankLost 2"]
@@ -80,7 +80,7 @@ def test_a_rank_that_is_silent_while_others_go_on_is_named(make_quiet_world: Mak
     assert world.event_names() == ["firing", "resolved"]
 
 
-def test_ranks_that_stop_one_after_the_other_make_one_alert(make_quiet_world: MakeWorld) -> None:
+def test_ranks_that_stop_in_turn_raise_one_hang_alert(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.go_on(15, ranks=[0, 1, 3])  # a file server may show other ranks' files with such a delay
     world.let_pass(2 * PATIENCE_S)
@@ -97,7 +97,7 @@ def test_the_time_a_watcher_was_suspended_does_not_count(make_quiet_world: MakeW
     assert world.event_names() == []
 
 
-def test_clocks_that_are_hours_apart_are_no_matter(make_quiet_world: MakeWorld) -> None:
+def test_clock_offset_of_hours_raises_no_alert(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(moved=False)
     world.now_s += 10 * 3600
     world.go_on(4 * PATIENCE_S)
@@ -113,7 +113,7 @@ def test_clocks_that_are_hours_apart_are_no_matter(make_quiet_world: MakeWorld) 
     ],
     ids=["long steps", "a step with a checkpoint", "intermittent long steps"],
 )
-def test_patience_is_as_long_as_steps_may_take(make_quiet_world: MakeWorld, past: Any) -> None:
+def test_patience_covers_the_known_long_steps(make_quiet_world: MakeWorld, past: Any) -> None:
     world = make_quiet_world(moved=False)
     world.steps = past
     world.go_on(20)
@@ -123,11 +123,11 @@ def test_patience_is_as_long_as_steps_may_take(make_quiet_world: MakeWorld, past
     assert world.firing() == ["TrainingHang"]
 
 
-def test_one_long_step_without_a_reason_is_no_excuse_for_the_next() -> None:
+def test_single_unexplained_long_step_does_not_extend_patience() -> None:
     assert Patience().seconds(past_of([0.1] * 50 + [900.0] + [0.1] * 50)) == Patience().silent_after_s
 
 
-def test_before_the_first_step_nobody_knows_how_long_it_takes(make_quiet_world: MakeWorld) -> None:
+def test_no_hang_is_reported_before_the_first_step(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(moved=False)
     world.steps = None
     world.go_on(20)
@@ -143,20 +143,20 @@ def test_a_run_that_ends_is_not_stalled(make_quiet_world: MakeWorld) -> None:
     assert world.event_names() == ["verdict"]
 
 
-def test_in_a_folder_a_run_that_died_before_anybody_watched_is_no_news(make_quiet_world: MakeWorld) -> None:
+def test_run_dead_before_the_folder_watch_is_not_reported(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..", moved=False)
     world.let_pass(3 * PATIENCE_S)
     assert world.event_names() == []
 
 
-def test_a_run_that_is_watched_by_its_name_and_stands_still_is_told(make_quiet_world: MakeWorld) -> None:
+def test_hang_of_a_directly_watched_run_is_reported(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(moved=False)
     world.let_pass(2 * PATIENCE_S)
     assert world.firing() == ["TrainingHang"]
 
 
 @pytest.mark.parametrize("before_s", [10, PATIENCE_S + 10], ids=["before it fired", "while it fired"])
-def test_a_watcher_that_is_started_anew_neither_forgets_nor_resolves(make_quiet_world: MakeWorld, before_s: float) -> None:
+def test_restarted_watcher_keeps_the_hang_alert(make_quiet_world: MakeWorld, before_s: float) -> None:
     first = make_quiet_world("..")
     first.let_pass(before_s)
     fired = first.event_names()
@@ -170,7 +170,7 @@ def test_a_watcher_that_is_started_anew_neither_forgets_nor_resolves(make_quiet_
     assert second.firing() == []
 
 
-def test_what_cannot_be_looked_at_is_neither_silent_nor_well(make_quiet_world: MakeWorld) -> None:
+def test_unreadable_rank_counts_as_unknown(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     folder = rank_dir(world.run.path, 0, 2)
     hidden = folder.rename(folder.with_name("hidden"))
@@ -183,7 +183,7 @@ def test_what_cannot_be_looked_at_is_neither_silent_nor_well(make_quiet_world: M
     assert world.firing() == ["TrainingRankLost 2"]
 
 
-def test_a_rank_that_was_killed_while_others_have_not_ended_is_reported(make_quiet_world: MakeWorld) -> None:
+def test_rank_killed_while_others_run_is_reported_lost(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.run.end("killed", ranks=range(2, 3))
     world.go_on(RESTART_GRACE_S - 5, ranks=[0, 1, 3])
@@ -205,7 +205,7 @@ def test_a_rank_that_died_before_the_watcher_started_is_reported(make_quiet_worl
     assert world.firing() == ["TrainingRankLost 2"]
 
 
-def test_a_rank_that_died_before_the_watch_is_news_only_if_others_go_on(make_quiet_world: MakeWorld) -> None:
+def test_rank_dead_before_the_watch_is_lost_only_if_others_continue(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..", moved=False)
     world.run.end("killed", ranks=range(2, 3))
     world.let_pass(3 * RESTART_GRACE_S)
@@ -214,7 +214,7 @@ def test_a_rank_that_died_before_the_watch_is_news_only_if_others_go_on(make_qui
     assert world.firing() == ["TrainingRankLost 2"]
 
 
-def test_a_rank_whose_recorder_switched_itself_off_is_not_lost(make_quiet_world: MakeWorld) -> None:
+def test_rank_with_a_disabled_recorder_is_not_lost(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     file = rank_dir(world.run.path, 0, 1) / "rank.json"
     info = msgspec.json.decode(file.read_bytes(), type=RankInfo)
@@ -223,7 +223,7 @@ def test_a_rank_whose_recorder_switched_itself_off_is_not_lost(make_quiet_world:
     assert world.firing() == []
 
 
-def test_another_attempt_begins_anew(make_quiet_world: MakeWorld) -> None:
+def test_new_attempt_clears_pending_alerts(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.let_pass(PATIENCE_S)
     assert [entry.track.state for entry in world.watcher.ledger.entries] == ["pending"]
@@ -235,7 +235,7 @@ def test_another_attempt_begins_anew(make_quiet_world: MakeWorld) -> None:
     assert attempt_dir(world.run.path, 1).is_dir()
 
 
-def test_alerts_about_silence_outlast_those_about_steps(make_quiet_world: MakeWorld) -> None:
+def test_liveness_alerts_expire_later_than_step_alerts(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(moved=False)
     world.answer = analysis_of(2)
     world.go_on(20)
@@ -252,7 +252,7 @@ def test_alerts_about_silence_outlast_those_about_steps(make_quiet_world: MakeWo
 # The end -----------------------------------------------------------------------------------------------------------------------
 
 
-def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(make_quiet_world: MakeWorld) -> None:
+def test_crash_alert_fires_and_is_not_resolved_at_once(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..", moved=False)
     world.answer = analysis_of(3)
     world.go_on(20)
@@ -280,7 +280,7 @@ def test_that_a_run_crashed_is_told_and_not_taken_back_at_once(make_quiet_world:
     ]
 
 
-def test_a_run_whose_hosts_are_ahead_is_over_all_the_same(make_quiet_world: MakeWorld) -> None:
+def test_crash_is_reported_despite_host_clocks_running_ahead(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..")
     world.run.end("crash", end_unix_ns=int(world.now_s * 1e9) + 3600 * 10**9)
     world.let_pass(RESTART_GRACE_S)
@@ -290,7 +290,7 @@ def test_a_run_whose_hosts_are_ahead_is_over_all_the_same(make_quiet_world: Make
 
 
 @pytest.mark.parametrize("days", [-2, 2])
-def test_a_clock_that_is_set_ends_no_alert(make_quiet_world: MakeWorld, days: int) -> None:
+def test_clock_change_ends_no_alert(make_quiet_world: MakeWorld, days: int) -> None:
     world = make_quiet_world()
     world.let_pass(PATIENCE_S + 10)
     world.clock_off_s = days * 86_400.0
@@ -299,14 +299,14 @@ def test_a_clock_that_is_set_ends_no_alert(make_quiet_world: MakeWorld, days: in
     assert world.reports == []
 
 
-def test_a_job_that_was_cancelled_did_not_crash(make_quiet_world: MakeWorld) -> None:
+def test_cancelled_job_is_not_reported_as_crashed(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world()
     world.run.end("killed", end_unix_ns=int(world.now_s * 1e9))
     world.let_pass(RESTART_GRACE_S + 10)
     assert world.event_names() == ["verdict"]
 
 
-def test_a_run_that_is_over_wakes_up_by_another_attempt(make_quiet_world: MakeWorld) -> None:
+def test_ended_run_is_evaluated_again_after_a_new_attempt(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world("..")
     world.run.end()
     world.let_pass(30)
@@ -317,7 +317,7 @@ def test_a_run_that_is_over_wakes_up_by_another_attempt(make_quiet_world: MakeWo
     assert world.event_names() == ["verdict", "verdict"]
 
 
-def test_a_run_that_lies_about_itself_costs_only_itself(make_quiet_world: MakeWorld) -> None:
+def test_invalid_rank_metadata_does_not_prevent_the_hang_alert(make_quiet_world: MakeWorld) -> None:
     world = make_quiet_world(moved=False)
     info = rank_dir(world.run.path, 0, 3) / "rank.json"
     lie = {**msgspec.json.decode(info.read_bytes()), "device_kind": "cuda", "host": "a\n\x1b[2Jb"}

@@ -85,7 +85,7 @@ def test_only_ranks_that_fell_silent_before_the_others_ended_are_reported(
     assert "node1" in lost["next"]
 
 
-def test_survivors_that_crash_while_the_hang_fires_end_it(powered_off: Callable[..., PoweredOff]) -> None:
+def test_crash_of_the_survivors_ends_the_hang_alert(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off()
     job.let_pass(PATIENCE_S + 15)
     assert job.watched.firing() == ["TrainingHang"]
@@ -113,7 +113,7 @@ def test_clocks_of_hosts_that_are_hours_apart_do_not_matter(powered_off: Callabl
     assert job.watched.firing() == fired(job.watched) == LOST
 
 
-def test_ranks_that_crash_within_their_step_are_reported_themselves(powered_off: Callable[..., PoweredOff]) -> None:
+def test_ranks_that_crash_within_a_step_are_reported_lost(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off()
     job.crash(after_s=1)
     job.let_pass(RESTART_GRACE_S + 15)
@@ -121,7 +121,7 @@ def test_ranks_that_crash_within_their_step_are_reported_themselves(powered_off:
     assert "consequence" not in job.watched.events[0].annotations
 
 
-def test_one_rank_that_crashed_within_its_step_is_the_origin(powered_off: Callable[..., PoweredOff]) -> None:
+def test_rank_that_crashed_within_a_step_is_reported_with_later_crashes(powered_off: Callable[..., PoweredOff]) -> None:
     """Rank 0 fails, the others wait without a launcher that ends them, and rank 1 crashes at its time-out."""
     job = powered_off()
     job.crash(after_s=1, ranks=range(1))
@@ -130,7 +130,7 @@ def test_one_rank_that_crashed_within_its_step_is_the_origin(powered_off: Callab
     assert [item for item in job.watched.firing() if item != "TrainingHang"] == ["TrainingRankLost 0", "TrainingRankLost 1"]
 
 
-def test_ranks_that_went_on_after_the_others_waited_are_not_silent(powered_off: Callable[..., PoweredOff]) -> None:
+def test_ranks_ahead_of_the_crashed_ranks_are_not_reported_lost(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off()
     job.watched.advance(times=6, ranks=[2, 3])
     job.crash(after_s=30)
@@ -147,7 +147,7 @@ def test_ranks_that_crash_before_they_count_as_silent_are_not_lost(powered_off: 
     assert fired(job.watched) == ["TrainingCrashed"]
 
 
-def test_all_ranks_that_crash_make_one_alert_about_the_run(powered_off: Callable[..., PoweredOff]) -> None:
+def test_crash_of_all_ranks_raises_one_alert_about_the_run(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off("..")
     job.crash(after_s=30, ranks=range(4))
     job.let_pass(30 + RESTART_GRACE_S + 15)
@@ -155,7 +155,7 @@ def test_all_ranks_that_crash_make_one_alert_about_the_run(powered_off: Callable
 
 
 @pytest.mark.parametrize("end", ["before the alert", "while it fires"])
-def test_an_elastic_restart_without_the_host_ends_it(powered_off: Callable[..., PoweredOff], end: str) -> None:
+def test_elastic_restart_without_the_host_ends_the_lost_alerts(powered_off: Callable[..., PoweredOff], end: str) -> None:
     job = powered_off()
     job.crash(after_s=30, reason="killed")
     if end == "while it fires":
@@ -170,7 +170,7 @@ def test_an_elastic_restart_without_the_host_ends_it(powered_off: Callable[..., 
     assert fired(job.watched) == ([] if end == "before the alert" else LOST)
 
 
-def test_a_watcher_that_is_restarted_goes_on_with_the_alert(powered_off: Callable[..., PoweredOff]) -> None:
+def test_restarted_watcher_keeps_the_lost_alerts(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off("..")
     job.crash(after_s=30)
     job.let_pass(2 * PATIENCE_S)
@@ -193,7 +193,7 @@ def answers(job: PoweredOff, *ranks: int) -> None:
 
 
 @pytest.mark.parametrize(("answering", "lost"), [((2,), [3]), ((2, 3), [0, 1])])
-def test_a_rank_whose_recorder_answers_is_not_to_blame(
+def test_rank_with_an_answering_recorder_is_not_reported_lost(
     powered_off: Callable[..., PoweredOff], answering: tuple[int, ...], lost: list[int]
 ) -> None:
     """Rank 2 waits for rank 3, which is alone on its host; without a silent rank those that crashed are reported."""
@@ -205,7 +205,7 @@ def test_a_rank_whose_recorder_answers_is_not_to_blame(
     assert job.watched.firing() == ["TrainingHang", *(f"TrainingRankLost {rank}" for rank in lost)]
 
 
-def test_ranks_that_vanish_as_the_others_crash_are_reported_with_them(powered_off: Callable[..., PoweredOff]) -> None:
+def test_ranks_vanishing_during_a_crash_are_reported_with_the_others(powered_off: Callable[..., PoweredOff]) -> None:
     """All processes vanish together, as when their container is killed: the first one is unknown."""
     job = powered_off(ask_for_dumps=True)
     job.crash(after_s=1)
@@ -222,7 +222,7 @@ def test_ranks_that_vanish_as_the_others_crash_are_reported_with_them(powered_of
 @pytest.mark.parametrize(
     ("asked", "named"), [(True, LOST), (False, ["TrainingHang", "TrainingRankLost 0", "TrainingRankLost 1"])]
 )
-def test_a_crash_in_a_checkpoint_may_be_a_wait_for_ranks_without_an_answer(
+def test_crash_in_a_checkpoint_may_come_from_a_silent_rank(
     powered_off: Callable[..., PoweredOff], asked: bool, named: list[str]
 ) -> None:
     past = past_of([0.1] * 200 + [25.0] + [0.1] * 200, tags={"checkpoint": [200]})
@@ -245,7 +245,7 @@ def test_a_crash_in_a_checkpoint_may_be_a_wait_for_ranks_without_an_answer(
     ],
     ids=["torn", "damaged", "impossible", "zeros"],
 )
-def test_a_damaged_last_row_is_passed_over(powered_off: Callable[..., PoweredOff], harm: Callable[[Path], object]) -> None:
+def test_damaged_last_row_is_skipped(powered_off: Callable[..., PoweredOff], harm: Callable[[Path], object]) -> None:
     job = powered_off()
     harm(max(rank_dir(job.run.path, 0, 2).glob("steps-*")))
     job.crash(after_s=40)
@@ -259,7 +259,7 @@ def impossible_row() -> Any:
     return row
 
 
-def test_ranks_that_cannot_be_read_leave_it_undecided(powered_off: Callable[..., PoweredOff]) -> None:
+def test_unreadable_ranks_postpone_the_lost_alerts(powered_off: Callable[..., PoweredOff]) -> None:
     job = powered_off()
     job.crash(after_s=40)
     folders = [rank_dir(job.run.path, 0, rank) for rank in (2, 3)]

@@ -20,7 +20,7 @@ from tests.watched_job import AT_ONCE, WatchProcess
 from rankscope.alerts.watch.signals import SignalHandlers, StoppedError
 
 
-def test_a_signal_interrupts_only_what_changes_nothing() -> None:
+def test_signal_interrupts_only_interruptible_sections() -> None:
     collected: list[str] = []
     with SignalHandlers() as signals:
         os.kill(os.getpid(), signal.SIGTERM)
@@ -36,7 +36,7 @@ def test_a_signal_interrupts_only_what_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
-def test_a_signal_ends_a_pause(number: signal.Signals) -> None:
+def test_signal_ends_a_sleep(number: signal.Signals) -> None:
     with SignalHandlers() as signals:
         began = time.monotonic()
         threading.Timer(0.05, os.kill, (os.getpid(), number)).start()
@@ -70,7 +70,7 @@ class Moments:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
+def test_signal_during_a_transaction_causes_no_duplicate_delivery(
     make_run: Any, cli: Cli, sink: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     moments = Moments()
@@ -96,7 +96,7 @@ def test_a_signal_at_any_statement_of_a_transaction_sends_nothing_twice(
 
 
 @pytest.mark.slow
-def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path) -> None:
+def test_sighup_reloads_the_targets(make_run: Any, tmp_path: Path) -> None:
     run, config = make_run(slow=2), tmp_path / "alerts.toml"
     with listening_target() as first, listening_target() as second:
         config.write_text(f'[[target]]\nname = "chat"\nurl = "{first.url}"\n')
@@ -121,7 +121,7 @@ def test_a_hangup_reads_the_targets_again(make_run: Any, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_hangup_without_a_configuration_ends_nothing(make_run: Any, tmp_path: Path) -> None:
+def test_sighup_without_a_configuration_is_ignored(make_run: Any, tmp_path: Path) -> None:
     with WatchProcess(make_run(slow=None).path, *AT_ONCE, "--log-format", "json", "--state", tmp_path / "state") as watch:
         wait_until(lambda: "watching" in watch.errors())
         watch.process.send_signal(signal.SIGHUP)

@@ -22,7 +22,7 @@ from rankscope.base.errors import InputError
 from rankscope.runs.paths import rank_dir, segment
 
 
-def test_a_lasting_straggler_is_told_once_and_its_end_once(make_world: MakeWorld) -> None:
+def test_lasting_straggler_fires_once_and_resolves_once(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=4)
     assert world.heard == [("firing", "2")]
@@ -32,14 +32,14 @@ def test_a_lasting_straggler_is_told_once_and_its_end_once(make_world: MakeWorld
     assert world.watcher.ledger.entries == []
 
 
-def test_a_passing_straggler_is_never_told(make_world: MakeWorld) -> None:
+def test_intermittent_straggler_raises_no_alert(make_world: MakeWorld) -> None:
     world = make_world()
     for answer in [analysis_of(2), analysis_of()] * 5:
         world.advance(answer)
     assert world.receiver.calls == []
 
 
-def test_without_a_straggler_nothing_is_sent(make_world: MakeWorld) -> None:
+def test_run_without_a_straggler_sends_nothing(make_world: MakeWorld) -> None:
     world = make_world(slow=None)
     world.advance(analysis_of(), times=5)
     world.run.end()
@@ -48,7 +48,7 @@ def test_without_a_straggler_nothing_is_sent(make_world: MakeWorld) -> None:
     assert not (world.run.path / "findings.jsonl").exists()
 
 
-def test_a_run_is_followed_while_it_goes_on_and_judged_whole_at_its_end(make_world: MakeWorld) -> None:
+def test_run_is_followed_while_live_and_released_at_the_end(make_world: MakeWorld) -> None:
     world = make_world(slow=None)
     world.advance(analysis_of())
     assert (world.followed, world.kept) == ([world.run.path], [world.run.path])
@@ -58,7 +58,7 @@ def test_a_run_is_followed_while_it_goes_on_and_judged_whole_at_its_end(make_wor
     assert world.analysed == [world.run.path, world.run.path]
 
 
-def test_old_evidence_is_not_evaluated_again(make_world: MakeWorld) -> None:
+def test_unchanged_run_is_not_analysed_again(make_world: MakeWorld) -> None:
     world = make_world()
     for _ in range(5):
         world.evaluate(analysis_of(2))
@@ -66,7 +66,7 @@ def test_old_evidence_is_not_evaluated_again(make_world: MakeWorld) -> None:
     assert world.receiver.calls == []
 
 
-def test_the_end_of_a_run_resolves_and_ends_the_watch(make_world: MakeWorld) -> None:
+def test_end_of_the_run_resolves_alerts_and_ends_the_watch(make_world: MakeWorld) -> None:
     world = make_world()
     assert not world.advance(analysis_of(2), times=2)
     world.run.end()
@@ -83,7 +83,7 @@ def test_a_run_too_short_for_the_hysteresis_is_reported_at_its_end(make_world: M
     assert world.heard == [("firing", "2"), ("resolved", "2")]
 
 
-def test_ranks_that_died_may_be_restarted_before_the_run_counts_as_ended(make_world: MakeWorld) -> None:
+def test_run_with_killed_ranks_ends_only_after_the_restart_grace(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
     world.run.end("killed", end_unix_ns=int(world.now_s * 1e9))
@@ -99,7 +99,7 @@ def test_one_rank_still_running_keeps_the_run_alive(make_world: MakeWorld) -> No
     assert not world.evaluate(analysis_of(2))
 
 
-def test_once_tells_about_a_finished_run_without_resolving(make_world: MakeWorld) -> None:
+def test_once_reports_a_finished_run_without_resolving(make_world: MakeWorld) -> None:
     world = make_world(once=True, fire_after=1)
     world.run.end()
     world.evaluate(analysis_of(2))
@@ -110,14 +110,14 @@ def test_once_tells_about_a_finished_run_without_resolving(make_world: MakeWorld
     assert world.heard == [("firing", "2")]
 
 
-def test_once_tells_about_a_run_that_crashed_earlier(make_world: MakeWorld) -> None:
+def test_once_reports_an_earlier_crash(make_world: MakeWorld) -> None:
     world = make_world(once=True, fire_after=1)
     world.run.end("crash")
     world.evaluate(analysis_of())
     assert "TrainingCrashed" in world.firing()
 
 
-def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(make_world: MakeWorld, tmp_path: Path) -> None:
+def test_restart_keeps_start_and_identity_and_repeats_no_alert(make_world: MakeWorld, tmp_path: Path) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
     with AlertStore(tmp_path / "state") as store:
@@ -134,9 +134,7 @@ def test_a_restart_keeps_start_time_and_identity_and_tells_nobody_twice(make_wor
     assert began.alert.starts_at == ended.alert.starts_at
 
 
-def test_a_failed_delivery_is_reported_once_and_retried_at_the_next_look(
-    make_world: MakeWorld, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_failed_delivery_is_reported_once_and_retried(make_world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     world = make_world()
     world.receiver.broken = True
@@ -150,7 +148,7 @@ def test_a_failed_delivery_is_reported_once_and_retried_at_the_next_look(
     assert world.watcher.flush() == []
 
 
-def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_world: MakeWorld) -> None:
+def test_resolved_is_dropped_after_a_new_firing(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
     world.receiver.broken = True
@@ -163,7 +161,7 @@ def test_an_end_that_was_overtaken_by_a_new_firing_is_dropped(make_world: MakeWo
     assert [call[0].alert.status for call in world.receiver.calls] == ["firing", "firing"]
 
 
-def test_several_ranks_of_a_run_arrive_together(make_world: MakeWorld) -> None:
+def test_alerts_of_several_ranks_are_sent_in_one_call(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2, 3), times=2)
     assert [len(call) for call in world.receiver.calls] == [2]
@@ -176,7 +174,7 @@ def test_several_ranks_of_a_run_arrive_together(make_world: MakeWorld) -> None:
         (ZeroDivisionError("oh"), "ZeroDivisionError: oh"),
     ],
 )
-def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(make_world: MakeWorld, error: Exception, words: str) -> None:
+def test_failing_analysis_is_reported_once_and_resolves_nothing(make_world: MakeWorld, error: Exception, words: str) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
     world.advance(error, times=5)
@@ -192,7 +190,7 @@ def test_an_analysis_that_fails_is_reported_once_and_changes_nothing(make_world:
     assert world.watcher.has_problems
 
 
-def test_a_final_evaluation_that_fails_is_made_again(make_world: MakeWorld) -> None:
+def test_failed_final_evaluation_is_retried(make_world: MakeWorld) -> None:
     world = make_world(fire_after=100)
     world.advance(analysis_of(2))
     world.run.end()
@@ -202,7 +200,7 @@ def test_a_final_evaluation_that_fails_is_made_again(make_world: MakeWorld) -> N
     assert not world.watcher.has_problems
 
 
-def test_a_run_whose_evaluations_failed_until_its_end_is_no_history(make_world: MakeWorld) -> None:
+def test_run_with_failed_evaluations_is_still_judged_at_the_end(make_world: MakeWorld) -> None:
     world = make_world("..")
     world.advance(InputError("x/steps.npy", "Stale file handle"))
     world.run.end()
@@ -210,9 +208,7 @@ def test_a_run_whose_evaluations_failed_until_its_end_is_no_history(make_world: 
     assert world.heard == [("firing", "2"), ("resolved", "2")]
 
 
-def test_a_run_that_may_not_be_looked_at_costs_only_itself(
-    make_world: MakeWorld, make_run: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_unreadable_run_does_not_affect_other_runs(make_world: MakeWorld, make_run: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     world, locked = make_world(".."), make_run("locked")
     original = RunObserver.snapshot
 
@@ -227,14 +223,14 @@ def test_a_run_that_may_not_be_looked_at_costs_only_itself(
     assert world.reports == [f"{locked.path}: Permission denied"]
 
 
-def test_too_little_data_is_neither_well_nor_ill(make_world: MakeWorld) -> None:
+def test_insufficient_data_changes_no_alert(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
     world.advance(analysis_of(kind="insufficient_data"), times=5)
     assert world.heard == [("firing", "2")]
 
 
-def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_world: MakeWorld, make_run: Any) -> None:
+def test_alerts_of_a_deleted_run_are_resolved_after_an_hour(make_world: MakeWorld, make_run: Any) -> None:
     world, other = make_world(".."), make_run("other")
     world.advance(analysis_of(2), times=2)
     shutil.rmtree(world.run.path)
@@ -248,7 +244,7 @@ def test_a_run_that_vanishes_is_reported_and_forgotten_after_a_while(make_world:
     assert any(str(world.run.path) in line and "no new record for 60 min" in line for line in world.reports)
 
 
-def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
+def test_watcher_waits_for_a_moved_run_folder(make_world: MakeWorld, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     world = make_world()
     world.advance(analysis_of(2), times=2)
@@ -264,7 +260,7 @@ def test_a_followed_run_whose_folder_vanishes_is_waited_for(make_world: MakeWorl
     assert caplog.messages == [f"{world.run.path}: readable again"]
 
 
-def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(make_world: MakeWorld) -> None:
+def test_damaged_run_in_a_folder_does_not_affect_others(make_world: MakeWorld) -> None:
     world = make_world("..")
     broken = world.run.path.with_name("broken")
     broken.mkdir()
@@ -275,7 +271,7 @@ def test_in_a_folder_of_runs_an_unreadable_one_costs_only_itself(make_world: Mak
     assert len(world.reports) == 1
 
 
-def test_in_a_folder_of_runs_those_already_over_are_history(make_world: MakeWorld) -> None:
+def test_runs_already_ended_in_a_folder_are_not_analysed(make_world: MakeWorld) -> None:
     world = make_world("..")
     world.run.end()
     assert not world.evaluate(analysis_of(2))
@@ -295,7 +291,7 @@ def test_findings_are_written_beside_the_run(make_world: MakeWorld) -> None:
     assert lines[0]["fingerprint"] == lines[1]["fingerprint"] == world.receiver.calls[0][0].alert.fingerprint
 
 
-def test_findings_that_cannot_be_written_again_are_mentioned_again(make_world: MakeWorld) -> None:
+def test_second_failure_to_write_findings_is_reported_again(make_world: MakeWorld) -> None:
     world = make_world()
     findings = world.run.path / "findings.jsonl"
     findings.mkdir()
@@ -324,7 +320,7 @@ def _with_unreadable(analysis: Analysis, *paths: str) -> Analysis:
     return msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, unreadable=list(paths)))
 
 
-def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_world: MakeWorld) -> None:
+def test_unreadable_rank_is_reported_once_and_affects_no_other(make_world: MakeWorld) -> None:
     # given a run in which the folder of one rank is unreadable
     world = make_world()
     folder = rank_dir(world.run.path, 0, 3)
@@ -340,7 +336,7 @@ def test_ranks_that_cannot_be_read_cost_nobody_else_and_are_told_once(make_world
     assert not world.watcher.has_problems
 
 
-def test_of_many_files_that_cannot_be_read_some_are_named(make_world: MakeWorld) -> None:
+def test_number_of_named_unreadable_files_is_bounded(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(_with_unreadable(analysis_of(), *(f"attempts/000/ranks/{rank:05d}" for rank in range(4, 1000))), times=2)
     assert len(world.reports) == SHOWN + 1
@@ -348,7 +344,7 @@ def test_of_many_files_that_cannot_be_read_some_are_named(make_world: MakeWorld)
     assert world.reports[-1].startswith(f"{world.run.path}: {996 - SHOWN} more ")
 
 
-def test_a_rank_that_cannot_be_read_is_not_well(make_world: MakeWorld) -> None:
+def test_alert_of_an_unreadable_rank_keeps_firing(make_world: MakeWorld) -> None:
     world = make_world()
     world.advance(analysis_of(2), times=2)
     # when the straggler's records are unreadable for longer than a recovery takes
@@ -359,7 +355,7 @@ def test_a_rank_that_cannot_be_read_is_not_well(make_world: MakeWorld) -> None:
     assert world.heard == [("firing", "2"), ("resolved", "2")]
 
 
-def test_a_run_is_followed_whatever_one_rank_left(make_world: MakeWorld) -> None:
+def test_run_with_an_unreadable_rank_is_followed(make_world: MakeWorld) -> None:
     # given a run whose rank 1 has a folder in place of its steps file, and the real analysis
     world = make_world()
     steps = segment(rank_dir(world.run.path, 0, 1), "steps", 0)

@@ -20,7 +20,7 @@ FINISHED = "\nrankscope_watcher_finished 1\n"
 SEEN = Evaluation(runs=3, firing=1, problems=0, undelivered=2)
 
 
-def test_the_last_evaluation_is_served_and_an_old_one_is_unhealthy() -> None:
+def test_page_shows_the_last_evaluation_and_becomes_unhealthy_if_old() -> None:
     now_s = [100.0]
     page = WatcherPage(clock=lambda: 1_700_000_000.0 + now_s[0], elapsed=lambda: now_s[0])
     port = page.serve("127.0.0.1", 0)
@@ -46,7 +46,7 @@ def test_the_last_evaluation_is_served_and_an_old_one_is_unhealthy() -> None:
         assert client.get("/else").status_code == 404
 
 
-def test_an_address_that_is_taken_is_said() -> None:
+def test_address_in_use_is_an_error() -> None:
     port = WatcherPage().serve("127.0.0.1", 0)
     with pytest.raises(InputError, match="choose another with --listen"):
         WatcherPage().serve("127.0.0.1", port)
@@ -72,7 +72,7 @@ def test_the_end_is_reported_to_every_client_that_scraped() -> None:
     assert collected == [True]
 
 
-def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> None:
+def test_wait_for_a_missing_client_is_bounded() -> None:
     now_s = [0.0]
     page = WatcherPage(elapsed=lambda: now_s[0])
     page.evaluated(SEEN)
@@ -86,7 +86,7 @@ def test_a_client_that_does_not_come_back_is_not_waited_for_without_end() -> Non
 
 
 @pytest.mark.slow
-def test_a_watcher_of_one_run_stays_for_the_scrape_that_reports_the_end(make_run: Any, tmp_path: Path) -> None:
+def test_watcher_waits_for_the_scrape_of_the_end(make_run: Any, tmp_path: Path) -> None:
     run, state = make_run(slow=None), tmp_path / "state"
     with WatchProcess(run.path, *AT_ONCE, "--listen", "127.0.0.1:0", "--state", state) as watch:
         url = wait_until(lambda: re.search(r"http://\S+/metrics", watch.errors()))[0]

@@ -42,7 +42,9 @@ def drift(clocks: Clocks, rank: int) -> float:
 
 @settings(max_examples=15)
 @given(st.lists(st.builds(Planted, offset=offsets, ppm=drifts), min_size=2, max_size=5), when, st.floats(0, 50 * US), seeds)
-def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted], times: str, jitter: float, seed: int) -> None:
+def test_offsets_and_drifts_are_fitted_for_any_order_of_arrival(
+    planted: list[Planted], times: str, jitter: float, seed: int
+) -> None:
     # given ranks that may arrive late at any collective: that changes when it ends, but all ranks still see the same end
     rng = np.random.default_rng(seed)
     lag = rng.exponential(5 * MS, ((HOURS if times == "hours" else MINUTE)[0].shape[0], len(planted)))
@@ -69,7 +71,7 @@ def test_offsets_and_drifts_are_found_whoever_comes_late(planted: list[Planted],
     seed=seeds,
 )
 @example(rank=0, by=50.0 * MS, back=False, where=("hours", 120), jitter=0.0, seed=0)
-def test_a_clock_that_was_set_does_not_seem_to_drift(
+def test_clock_that_was_set_shows_no_drift(
     *, rank: int, by: float, back: bool, where: tuple[str, int], jitter: float, seed: int
 ) -> None:
     # given five clocks, one of which is set before one of the collectives, for example by NTP
@@ -102,7 +104,7 @@ def test_a_clock_that_was_set_does_not_seem_to_drift(
 
 @settings(max_examples=10)
 @given(st.floats(0.5 * MS, 20 * MS), st.floats(4_000, 20_000), seeds)
-def test_a_clock_that_wanders_is_followed_from_window_to_window(size: float, period_s: float, seed: int) -> None:
+def test_wandering_clock_is_followed_from_window_to_window(size: float, period_s: float, seed: int) -> None:
     def wander(time: Floats) -> Floats:
         return size * np.sin(2 * np.pi * time / (period_s * SECOND))
 
@@ -113,7 +115,7 @@ def test_a_clock_that_wanders_is_followed_from_window_to_window(size: float, per
     assert np.quantile(np.abs(apart(planted_job, clocks)), 0.95) <= clocks.residual_ns
 
 
-def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
+def test_offset_is_interpolated_between_windows() -> None:
     # given a clock that is slewed by 400 ppm for the second of three hours
     def slewed(time: Floats) -> Floats:
         return 4e-4 * np.clip(time - 3_600 * SECOND, 0, 3_600 * SECOND)
@@ -136,13 +138,13 @@ def test_between_windows_the_offset_goes_from_one_to_the_next() -> None:
         (np.linspace(0, 2 * SECOND, 40), 0.05),  # too little, for ends that are 3 us off
     ],
 )
-def test_no_drift_is_claimed_where_the_data_do_not_show_it(ends: Floats, ppm: float) -> None:
+def test_insufficient_data_shows_no_drift(ends: Floats, ppm: float) -> None:
     clocks = fit_clocks(Job([Planted(), Planted(MS, ppm), Planted()], ends, np.zeros(len(ends), dtype=np.int64)).matches())
     assert {clock.drift_ppm for clock in clocks.rank_clocks.values()} == {None}
 
 
 @given(seeds, st.sampled_from(["laplace", "normal", "cauchy"]), st.integers(20, 300))
-def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: int) -> None:
+def test_noise_alone_shows_no_drift_and_no_clock_step(seed: int, kind: str, count: int) -> None:
     rng = np.random.default_rng(seed)
     noise = {"laplace": rng.laplace(0, 1, count), "normal": rng.normal(0, 1, count), "cauchy": rng.standard_cauchy(count)}[kind]
     at = np.array([1e8 * number for number in range(count)])
@@ -152,7 +154,7 @@ def test_noise_alone_is_no_drift_and_sets_no_clock(seed: int, kind: str, count: 
 
 
 @given(seeds, st.floats(10, 200))
-def test_ends_that_some_ranks_see_late_hide_no_drift(seed: int, ppm: float) -> None:
+def test_late_ends_of_some_collectives_do_not_hide_the_drift(seed: int, ppm: float) -> None:
     # given one end in thirty that a descheduled rank saw 0.1 s later
     rng = np.random.default_rng(seed)
     at: Floats = np.array([5e8 * number for number in range(120)])
@@ -165,7 +167,7 @@ readings = st.lists(st.integers(-(10**7), 10**7), min_size=1, max_size=60)
 
 
 @given(readings, st.integers(-(10**15), 10**15))
-def test_a_constant_moves_the_fit_and_changes_nothing_else(values: list[int], constant: int) -> None:
+def test_constant_offset_shifts_the_fit_and_changes_nothing_else(values: list[int], constant: int) -> None:
     at: Floats = np.array([1e8 * number for number in range(len(values))])
     window = np.arange(len(values)) // 7
     plain = fit_series(at, np.array(values, dtype=float), window)
@@ -187,7 +189,7 @@ def test_ranks_of_one_host_have_one_clock() -> None:
     assert {item.drift_ppm for item in alone.rank_clocks.values()} == {None}
 
 
-def test_clocks_that_only_a_chain_of_groups_links_are_compared_along_it() -> None:
+def test_clocks_linked_by_a_chain_of_groups_are_compared_along_the_chain() -> None:
     planted = [Planted(rank**2 * MS, 10.0 * (-rank if rank % 2 else rank)) for rank in range(24)]
     ends, steps = windows(20, 69, gap=600 * SECOND, within=0.3 * SECOND)
     result = Job(planted, ends, steps, groups=[[rank, rank + 1] for rank in range(23)])
@@ -196,7 +198,7 @@ def test_clocks_that_only_a_chain_of_groups_links_are_compared_along_it() -> Non
     assert drift(clocks, 23) - drift(clocks, 0) == pytest.approx(-230, abs=0.1)
 
 
-def test_a_clock_that_nothing_compares_is_left_as_it_is() -> None:
+def test_clock_without_a_comparison_is_left_uncorrected() -> None:
     planted_job = job([Planted(rank * SECOND, 50.0 * rank) for rank in range(5)], groups=[[0, 1], [2, 3]])
     clocks = fit_clocks(planted_job.matches(), {4: "e"})
     assert drift(clocks, 1) - drift(clocks, 0) == pytest.approx(50, abs=0.1)
@@ -209,7 +211,7 @@ knots = st.lists(st.tuples(st.integers(1, 10**12), st.integers(-500, 500)), min_
 
 
 @given(knots, st.integers(-(10**9), 10**9), st.lists(st.integers(-(10**12), 10**13), min_size=1, max_size=20))
-def test_a_course_can_be_gone_back_and_keeps_the_order_of_times(
+def test_clock_course_is_invertible_and_keeps_the_order_of_times(
     gaps: list[tuple[int, int]], offset: int, times: list[int]
 ) -> None:
     at, offsets = [START], [offset]
@@ -225,7 +227,7 @@ def test_a_course_can_be_gone_back_and_keeps_the_order_of_times(
     assert many == pytest.approx([course.offset_at(START + time_) for time_ in times], abs=1.001)
 
 
-def test_times_of_any_age_are_no_trouble() -> None:
+def test_extreme_times_are_corrected_without_an_error() -> None:
     clocks = fit_clocks(job([Planted(), Planted(4e18, 100), Planted(-1.7e18, steps=[(2e12, -1e18)])]).matches())
     for rank in range(3):
         assert isinstance(clocks.correct(rank, 0), int)
@@ -259,7 +261,7 @@ WINDOW_US = 240 * 2_000.0
     on_cpu=st.booleans(),
     seed=seeds,
 )
-def test_what_the_clocks_do_changes_no_verdict(
+def test_clock_offsets_and_drifts_change_no_verdict(
     *, late: int | None, whose: int, offset: float, ppm: float, was_set: bool, on_cpu: bool, seed: int
 ) -> None:
     # given the same job, once on clocks that agree, once with one that does not
@@ -282,7 +284,7 @@ def test_what_the_clocks_do_changes_no_verdict(
 
 
 @pytest.mark.parametrize("on_cpu", [True, False])
-def test_nobody_is_blamed_for_waits_below_the_residual(on_cpu: bool) -> None:
+def test_waits_below_the_clock_residual_are_charged_to_no_rank(on_cpu: bool) -> None:
     # given a rank that is always last by 0.2 ms, and ends that differ by more
     planted_job = job([Planted()] * 4, jitter=400 * US, lag=lags(2, 200 * US, 0), transfer=8 * MS)
     clocks = fit_clocks(planted_job.matches())

@@ -69,7 +69,7 @@ def analyses(tmp_path_factory: pytest.TempPathFactory) -> tuple[Analysis, Analys
     return analyze([make_run(folder / "agreed", AGREED)]), analyze([make_run(folder / "drifting", DRIFTING)])
 
 
-def test_clocks_that_drift_apart_change_nothing_of_the_verdict(analyses: tuple[Analysis, Analysis]) -> None:
+def test_drifting_clocks_do_not_change_the_verdict(analyses: tuple[Analysis, Analysis]) -> None:
     agreed, drifting = analyses
     assert (agreed.verdict.kind, agreed.verdict.rank) == ("straggler", LATE)
     assert (drifting.verdict.kind, drifting.verdict.ranks) == ("straggler", [LATE])
@@ -97,7 +97,7 @@ def test_offset_drift_and_residual_of_each_rank_are_published(analyses: tuple[An
     )
 
 
-def test_steps_between_two_windows_are_on_one_clock_in_perfetto(tmp_path: Path) -> None:
+def test_steps_between_two_windows_use_one_clock_in_perfetto(tmp_path: Path) -> None:
     # given a clock that is 30 ms further ahead in each window than in the one before, and a step halfway between two of them
     path = make_run(tmp_path / "run", DRIFTING)
     halfway = round(START + 3.5 * 600 * SECOND)

@@ -22,7 +22,7 @@ COLLECTIVES = st.lists(
 
 
 @given(COLLECTIVES)
-def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list[int], list[tuple[int, int]]]]) -> None:
+def test_transfer_and_wait_times_agree_with_counting_points(rows: list[tuple[int, list[int], list[tuple[int, int]]]]) -> None:
     # given collectives of three ranks that end together, with compute inside
     base = 10**6
     matches = []
@@ -58,7 +58,7 @@ def test_transferring_and_waiting_agree_with_counting(rows: list[tuple[int, list
         assert (whole.unmatched_overlap_us, whole.unmatched_exposed_us) == (2, 3)
 
 
-def test_the_last_to_come_does_not_wait_and_arrival_on_a_cpu_is_the_call() -> None:
+def test_last_rank_does_not_wait_and_cpu_arrival_is_the_enqueue() -> None:
     # given a collective on CPU threads: rank 0 enqueued early, its worker began later; rank 1 enqueued late
     early, late = (record(enqueue, 100, stream=None, start_unix_ns=1000 * start) for enqueue, start in ((0, 20), (70, 75)))
     parts = communication_parts(matched({0: early, 1: late}))
@@ -85,7 +85,7 @@ def points(spans: NumberedSpans) -> set[tuple[int, int]]:
 
 @given(few)
 @example([(0, 0, 10, 0), (0, 1, 2, 0), (0, 4, 5, 0)])  # two within one
-def test_the_union_of_each_set_is_what_its_points_are(rows: list[tuple[int, int, int, int]]) -> None:
+def test_unions_of_spans_hold_the_same_points(rows: list[tuple[int, int, int, int]]) -> None:
     result = unions(columns(rows))
     assert points(result) == points(columns(rows))
     assert [union.tolist() for union in unions(result)] == [union.tolist() for union in result]
@@ -96,7 +96,7 @@ def test_the_union_of_each_set_is_what_its_points_are(rows: list[tuple[int, int,
 
 
 @given(few, few)
-def test_of_each_span_the_covered_points_are_counted(
+def test_covered_points_are_counted_for_each_span(
     rows: list[tuple[int, int, int, int]], others: list[tuple[int, int, int, int]]
 ) -> None:
     spans, by = unions(columns(rows)), unions(columns(others))

@@ -88,11 +88,11 @@ def test_a_step_is_the_shortest_sequence_that_repeats(kinds: str, expected: list
 @pytest.mark.parametrize(
     "kinds", ["", "a", "abcdefghij", "ab ab ab", "aabbaabc", f" {'a' * 40}{'B' * 40}C" * 3, f" {'a' * 40}b" * 3]
 )
-def test_what_does_not_repeat_has_no_steps(kinds: str) -> None:
+def test_sequences_that_do_not_repeat_have_no_steps(kinds: str) -> None:
     assert set(steps(issued(kinds))[0]) <= {None}
 
 
-def test_ranks_number_a_step_alike_whatever_they_still_have() -> None:
+def test_ranks_with_fewer_records_get_the_same_step_numbers() -> None:
     whole = issued("ab " * 12)
     cut = whole[9:]
     inferred_steps = steps(whole, cut)
@@ -104,7 +104,7 @@ def test_ranks_number_a_step_alike_whatever_they_still_have() -> None:
     ]
 
 
-def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
+def test_ranks_that_share_a_group_pass_their_steps_to_other_groups() -> None:
     # given two rows of tensor parallelism that meet in one data-parallel group
     rows = []
     for row in range(2):
@@ -120,7 +120,7 @@ def test_ranks_of_other_groups_follow_those_that_share_one() -> None:
 
 
 @given(st.lists(st.integers(0, 3), max_size=60), st.integers(0, 59))
-def test_any_order_gets_steps_that_do_not_decrease(kinds: list[int], cut: int) -> None:
+def test_inferred_steps_never_decrease(kinds: list[int], cut: int) -> None:
     row = [Operation(("0", at), kind, at) for at, kind in enumerate(kinds)]
     for of_rank in steps(row, row[cut:]):
         collected = [step for step in of_rank if step is not None]

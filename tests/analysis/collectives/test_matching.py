@@ -24,7 +24,7 @@ from rankscope.runs.records import CollectiveRecord
         ({"sequence": 1}, {"sequence": 2}, "incomplete"),
     ],
 )
-def test_members_that_disagree_are_dropped_and_counted_by_reason(
+def test_members_that_disagree_are_unmatched_and_counted_by_reason(
     first: dict[str, Any], other: dict[str, Any], reason: str
 ) -> None:
     matching = match_collectives({0: [record(0, 9, **first)], 1: [record(0, 9, **other)], 2: []})
@@ -33,7 +33,7 @@ def test_members_that_disagree_are_dropped_and_counted_by_reason(
     assert matching.unmatched == sum(matching.unmatched_by.values())
 
 
-def test_an_unrecorded_rank_and_a_missing_collective_are_different_reasons() -> None:
+def test_unrecorded_rank_and_missing_collective_are_different_reasons() -> None:
     members = {"group_ranks": [0, 1, 2]}
     both = [record(0, 9, **members)]
     assert match_collectives({0: both, 1: both}).unmatched_by == {"rank_missing": 1}
@@ -43,7 +43,7 @@ def test_an_unrecorded_rank_and_a_missing_collective_are_different_reasons() -> 
     }
 
 
-def test_a_broadcast_with_a_known_root_has_a_direction_and_matches_not_all() -> None:
+def test_broadcast_with_a_known_root_is_a_directed_match() -> None:
     matching = match_collectives({rank: [record(0, 9, op="broadcast", root=1)] for rank in (0, 1, 2)})
     assert (len(matching.matches), matching.excluded, matching.unmatched) == (0, {}, 0)
     assert [(match.rule, match.root, match.ranks) for match in matching.directed] == [("from_root", 1, [0, 1, 2])]
@@ -63,7 +63,7 @@ def test_sends_pair_with_receives_by_peer_and_order_among_other_operations() -> 
     assert (matching.unmatched, matching.excluded) == (0, {})
 
 
-def test_of_two_ranks_the_other_one_is_the_peer() -> None:
+def test_peer_in_a_group_of_two_is_the_other_rank() -> None:
     by_rank = {0: [record(0, 9, op="send")], 1: [record(0, 9, op="recv")]}
     assert len(match_collectives(by_rank, world_size=2).directed) == 1
     in_group = {rank: [record(0, 9, op=op, group_ranks=[3, 5])] for rank, op in ((3, "send"), (5, "recv"))}
@@ -84,7 +84,7 @@ def test_of_two_ranks_the_other_one_is_the_peer() -> None:
         ({0: [record(0, 9, op="send", peer=1, bytes=8)], 1: [record(0, 9, op="recv", peer=0, bytes=4)]}, "bytes_differ"),
     ],
 )
-def test_transfers_without_another_end_are_counted_by_reason(by_rank: ByRank, reason: str) -> None:
+def test_transfers_without_a_counterpart_are_counted_by_reason(by_rank: ByRank, reason: str) -> None:
     matching = match_collectives(by_rank)
     assert not matching.directed
     assert set(matching.unmatched_by) == {reason}
@@ -99,7 +99,7 @@ def schedules(draw: st.DrawFn) -> list[tuple[int, int]]:
 
 
 @given(schedules(), st.permutations(range(4)))
-def test_every_message_pairs_with_its_own_receive_for_any_rank_numbers(schedule: list[tuple[int, int]], names: list[int]) -> None:
+def test_messages_pair_with_their_own_receives_for_any_rank_numbers(schedule: list[tuple[int, int]], names: list[int]) -> None:
     by_rank: dict[int, list[CollectiveRecord]] = {rank: [] for rank in names}
     for number, (sender, receiver) in enumerate(schedule):
         item, other = names[sender], names[receiver]
@@ -111,7 +111,7 @@ def test_every_message_pairs_with_its_own_receive_for_any_rank_numbers(schedule:
     assert result == [(number, number, names[item], names[other]) for number, (item, other) in enumerate(schedule)]
 
 
-def test_sequence_numbers_match_what_order_would_not() -> None:
+def test_sequence_numbers_match_where_order_would_not() -> None:
     by_rank = {
         0: [record(0, 9, sequence=5, index=0), record(10, 19, sequence=6, index=1)],
         1: [record(12, 19, sequence=6, index=0)],
@@ -121,7 +121,7 @@ def test_sequence_numbers_match_what_order_would_not() -> None:
     assert (matching.unmatched, matching.method) == (1, "sequence")
 
 
-def test_without_sequence_a_rank_that_lacks_one_makes_order_meaningless() -> None:
+def test_order_without_sequence_numbers_needs_a_record_of_each_rank() -> None:
     by_rank = {0: [record(0, 9), record(10, 19, index=1)], 1: [record(12, 19)]}
     matching = match_collectives(by_rank)
     assert (len(matching.matches), matching.unmatched, matching.method) == (0, 2, None)
@@ -141,7 +141,7 @@ def test_without_sequence_a_rank_that_lacks_one_makes_order_meaningless() -> Non
         ({"op": "exchange_of_halos"}, "unknown_operation"),
     ],
 )
-def test_operations_that_say_nothing_about_waiting_are_counted_by_reason(fields: dict[str, Any], reason: str) -> None:
+def test_operations_without_wait_evidence_are_counted_by_reason(fields: dict[str, Any], reason: str) -> None:
     matching = match_collectives({rank: [record(0, 9, **fields), record(10, 19, index=1)] for rank in (0, 1)})
     assert matching.excluded == {reason: 1}
     assert (len(matching.matches), matching.unmatched) == (1, 0)
@@ -153,12 +153,12 @@ def test_a_group_is_complete_only_with_all_its_ranks() -> None:
     assert match_collectives({rank: [record(0, 9)] for rank in (0, 1)}, world_size=3).unmatched == 1
 
 
-def test_groups_of_the_same_name_with_other_members_are_kept_apart() -> None:
+def test_groups_of_the_same_name_with_other_members_are_separate() -> None:
     by_rank = {rank: [record(0, 9, group="tp", group_ranks=[0, 1] if rank < 2 else [2, 3])] for rank in range(4)}
     assert [match.ranks for match in match_collectives(by_rank).matches] == [[0, 1], [2, 3]]
 
 
-def test_sizes_agree_unless_both_are_known_and_differ() -> None:
+def test_sizes_conflict_only_if_both_are_known_and_differ() -> None:
     assert len(match_collectives({0: [record(0, 9, bytes=8)], 1: [record(0, 9)]}).matches) == 1
     exchange = {rank: [record(0, 9, op="all_to_all", bytes=8 + rank)] for rank in (0, 1)}
     assert match_collectives(exchange).excluded == {"uneven_all_to_all": 1}

@@ -86,7 +86,7 @@ def from_first(rank: int) -> Batches:
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("exchange", [ring, ring_in_turns, halo, periodic_halo, all_to_all, all_to_all_in_turns, from_first])
 @pytest.mark.parametrize("group", [[0, 1, 2, 3], [*range(8)], None])
-def test_exchanges_among_alike_ranks_are_no_pipeline(
+def test_exchanges_among_equal_ranks_are_no_pipeline(
     exchange: Callable[[int], Batches], batched: bool, group: list[int] | None
 ) -> None:
     batches = exchange if batched else one_by_one(exchange)
@@ -94,7 +94,7 @@ def test_exchanges_among_alike_ranks_are_no_pipeline(
 
 
 @pytest.mark.parametrize("exchange", [ring, halo, periodic_halo, all_to_all])
-def test_batches_that_send_and_receive_are_exchanges_for_any_missing_rank(exchange: Callable[[int], Batches]) -> None:
+def test_batched_exchanges_are_no_pipeline_with_missing_ranks_or_peers(exchange: Callable[[int], Batches]) -> None:
     assert stages_of_records(records(exchange, [0, 2], group=[0, 1, 2, 3])) == {}
     assert stages_of_records(records(exchange, range(4), group=[0, 1, 2, 3], peers=False)) == {}
 
@@ -141,7 +141,7 @@ def interleaved(rank: int) -> Batches:
 @pytest.mark.parametrize("schedule", [chain, all_forward_first, interleaved])
 @pytest.mark.parametrize("batched", [True, False])
 @pytest.mark.parametrize("group", [[*range(8)], None])
-def test_stages_follow_the_data_also_in_the_group_of_all_ranks(
+def test_stages_follow_the_data_flow_even_in_the_group_of_all_ranks(
     schedule: Callable[[int], Batches], batched: bool, group: list[int] | None
 ) -> None:
     batches = schedule if batched else one_by_one(schedule)
@@ -149,19 +149,19 @@ def test_stages_follow_the_data_also_in_the_group_of_all_ranks(
 
 
 @pytest.mark.parametrize("batched", [True, False])
-def test_two_ranks_that_exchange_alike_are_no_stages(batched: bool) -> None:
+def test_two_ranks_with_equal_exchanges_are_no_stages(batched: bool) -> None:
     def pair(rank: int) -> Batches:
         return [[("send", 1 - rank), ("recv", 1 - rank)]] * 3
 
     assert stages_of_records(records(pair if batched else one_by_one(pair), range(2), group=[0, 1])) == {}
 
 
-def test_a_pipeline_of_two_stages_is_one() -> None:
+def test_pipeline_of_two_stages_is_recognised() -> None:
     assert stages_of_records(records(lambda rank: chain(rank, 2), range(4), group=[0, 1, 2, 3])) == {0: 0, 1: 1, 2: 0, 3: 1}
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-def test_the_place_in_the_group_is_the_stage_where_peers_are_missing(steps: int) -> None:
+def test_group_position_is_the_stage_where_peers_are_missing(steps: int) -> None:
     group = [0, 1, 2, 3]
     assert stages_of_records(records(chain, range(4), group=group, peers=False, steps=steps)) == {0: 0, 1: 1, 2: 2, 3: 3}
     assert stages_of_records(records(chain, [1, 3], group=group, steps=steps)) == {1: 1, 3: 3}

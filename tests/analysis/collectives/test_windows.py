@@ -31,7 +31,7 @@ CPU_STEP = (
 )
 
 
-def test_a_cpu_step_is_operators_and_gloo_and_not_their_wrappers(tmp_path: Path) -> None:
+def test_cpu_step_counts_operators_and_gloo_without_their_wrappers(tmp_path: Path) -> None:
     first, second = reduce(tmp_path, *CPU_STEP).breakdowns
     assert (first.step, first.device_kind, first.window_basis, first.window_us) == (7, "cpu", "steps", 100)
     assert first.compute_us == 20 + 15 + 4
@@ -49,7 +49,7 @@ def test_gloo_arrives_when_the_calling_thread_enqueues(tmp_path: Path) -> None:
     assert collective.compute_spans_us == [(0, 10)]
 
 
-def test_work_in_the_next_step_is_cut_and_its_collective_stays_in_its_step(tmp_path: Path) -> None:
+def test_work_beyond_a_step_is_cut_and_its_collective_keeps_its_step(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
         annotation("ProfilerStep#1", 0, 100),
@@ -62,7 +62,7 @@ def test_work_in_the_next_step_is_cut_and_its_collective_stays_in_its_step(tmp_p
     assert [row.step for row in reduction.collectives] == [1]
 
 
-def test_gloo_work_enqueued_before_the_trace_is_no_collective_of_it(tmp_path: Path) -> None:
+def test_gloo_work_enqueued_before_the_trace_is_no_collective(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
         annotation("ProfilerStep#1", 0, 100),
@@ -94,7 +94,7 @@ def test_calls_on_two_workers_are_paired_in_order(tmp_path: Path) -> None:
     ]
 
 
-def test_gloo_scatters_what_it_has_reduced_as_an_all_reduce(tmp_path: Path) -> None:
+def test_reduce_scatter_of_gloo_is_matched_to_its_all_reduce_work(tmp_path: Path) -> None:
     reduction = reduce(
         tmp_path,
         annotation("ProfilerStep#1", 0, 100),
@@ -124,7 +124,7 @@ GPU_STEPS = (
 )
 
 
-def test_device_windows_last_from_the_first_work_of_a_step_to_the_next(tmp_path: Path) -> None:
+def test_device_window_lasts_from_first_work_to_that_of_the_next_step(tmp_path: Path) -> None:
     first, second = reduce(tmp_path, *GPU_STEPS).breakdowns
     assert (first.step, first.device_kind, first.start_unix_ns, first.window_us) == (3, "cuda", 100_000, 70)
     assert (first.compute_us, first.overlap_us, first.exposed_communication_us, first.memcpy_us, first.idle_us) == (
@@ -164,7 +164,7 @@ def test_gpu_compute_with_gloo_counts_kernels_and_gloo_not_cpu_operators(tmp_pat
     assert reduction.collectives[0].stream is None
 
 
-def test_communication_metadata_outweighs_the_kernels_name(tmp_path: Path) -> None:
+def test_communication_metadata_outweighs_the_kernel_name(tmp_path: Path) -> None:
     metadata = {
         "Collective name": "allreduce",
         "Process Group Name": "tp",
@@ -185,7 +185,7 @@ def test_communication_metadata_outweighs_the_kernels_name(tmp_path: Path) -> No
     assert reduction.breakdowns[0].communication_us == 5
 
 
-def test_rank_lists_that_were_cut_come_from_the_configuration(tmp_path: Path) -> None:
+def test_truncated_rank_lists_are_completed_from_the_configuration(tmp_path: Path) -> None:
     metadata = {
         "Collective name": "allreduce",
         "Process Group Name": "0",
@@ -207,14 +207,14 @@ def test_kernels_are_summed_by_name_costliest_first(tmp_path: Path) -> None:
     ]
 
 
-def test_without_annotations_there_are_no_steps_but_there_is_the_file(tmp_path: Path) -> None:
+def test_file_without_annotations_is_one_window_without_steps(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, [operator("aten::mm", 10, 5), operator("aten::mm", 20, 5)])
     assert reduce_trace(trace) == Reduction()
     (row,) = reduce_file(trace).breakdowns
     assert (row.window_basis, row.window_us, row.compute_us, row.idle_us) == ("file", 15, 10, 5)
 
 
-def test_operators_that_take_no_time_are_nothing_to_analyse(tmp_path: Path) -> None:
+def test_operators_without_duration_are_nothing_to_analyse(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to analyse"):
         reduce_file(trace_of(tmp_path, [operator("autograd::engine::evaluate_function: X", 10, 5)]))
 
@@ -231,7 +231,7 @@ def copied_by_engines(ask: str, *more: Event) -> list[Event]:
     ]
 
 
-def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path: Path) -> None:
+def test_copies_between_devices_inside_a_collective_are_communication(tmp_path: Path) -> None:
     # given a peer copy outside any collective, too, and a copy on the device inside
     outside = [launch(7, 40), kernel("Memcpy PtoP (Device -> Device)", 50, 5, 8, 7)]
     inside = [launch(8, 6), kernel("Memcpy DtoD (Device -> Device)", 45, 3, 8, 8)]
@@ -248,7 +248,7 @@ def test_copies_between_devices_inside_a_collective_are_that_collective(tmp_path
     assert rows == {("peer to peer", True): 2, ("peer to peer", False): 1, ("device to device", False): 1}
 
 
-def test_copies_of_a_collective_have_the_metadata_of_its_call(tmp_path: Path) -> None:
+def test_copies_of_a_collective_get_the_metadata_of_its_call(tmp_path: Path) -> None:
     # given the library's own annotation inside the call, too, which has arguments and no metadata
     args: Event = {"Collective_name": "_allgather_base", "Process_Group_Name": "7", "Seq": 3}
     call = operator("record_param_comms", 1, 8, dtype="Float", Out_msg_nelems=50, **args)

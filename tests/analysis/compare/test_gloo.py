@@ -40,7 +40,7 @@ def largest_part(comparison: Comparison) -> str:
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> None:
+def test_slowdown_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> None:
     comparison = compare([recorded(tmp_path / "run", -1, "forward")], at=SLOW_FROM)
     value = comparison.comparisons[0]
     assert (value.outcome, value.basis) == ("worse", "own")
@@ -56,7 +56,7 @@ def test_a_slow_down_of_all_ranks_is_found_with_its_phase(tmp_path: Path) -> Non
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_the_rank_that_became_slower_is_found_with_its_phase(tmp_path: Path) -> None:
+def test_rank_that_became_slower_is_found_with_its_phase(tmp_path: Path) -> None:
     comparison = compare([recorded(tmp_path / "run", 1, "between_steps")], at=SLOW_FROM).comparisons[0]
     assert comparison.outcome == "worse"
     # half of the pause goes into the mean of both ranks, the other half into waiting

@@ -37,7 +37,7 @@ def difference(a: Series, b: Series, statistic: Statistic = "typical", level: fl
 
 
 @given(st.floats(0, 1e6), st.floats(0.5, 1e4))
-def test_chances_are_between_none_and_certain_and_fall_with_t(t: float, df: float) -> None:
+def test_tail_probabilities_lie_in_0_to_1_and_fall_with_t(t: float, df: float) -> None:
     assert 0 <= t_tail(t + 1, df) <= t_tail(t, df) <= 1
     assert t_tail(-t, df) == pytest.approx(1 - t_tail(t, df))
 
@@ -60,7 +60,7 @@ NOISES: dict[str, Callable[[np.random.Generator, Shape], Series]] = {
 @pytest.mark.slow
 @pytest.mark.parametrize("sizes", [(150, 150), (120, 480)])
 @pytest.mark.parametrize("kind", NOISES)
-def test_equal_runs_differ_no_more_often_than_was_said(kind: str, sizes: tuple[int, int]) -> None:
+def test_false_positive_rate_of_equal_runs_keeps_the_stated_level(kind: str, sizes: tuple[int, int]) -> None:
     # given pairs of series of the same kind
     rng = np.random.default_rng(11)
     of_a, of_b = (100 + NOISES[kind](rng, (80, size)) for size in sizes)
@@ -73,7 +73,7 @@ def test_equal_runs_differ_no_more_often_than_was_said(kind: str, sizes: tuple[i
 
 
 @pytest.mark.parametrize("phi", [0.0, 0.6])
-def test_a_change_of_the_detectable_size_is_seen_as_often_as_was_said(phi: float) -> None:
+def test_change_of_the_detectable_size_is_detected_at_the_stated_power(phi: float) -> None:
     rng = np.random.default_rng(3)
     seen = judged = 0
     for a, b in zip(*(100 + 5 * lasting_noise(rng, (2, 100, 200), phi)), strict=True):
@@ -89,7 +89,7 @@ def test_a_change_of_the_detectable_size_is_seen_as_often_as_was_said(phi: float
     assert seen / judged >= POWER - 0.1
 
 
-def test_the_interval_holds_the_truth_and_narrows_with_more_steps() -> None:
+def test_interval_contains_the_true_change_and_narrows_with_more_steps() -> None:
     rng = np.random.default_rng(5)
     inside, widths = 0, {}
     for count in (100, 1600):
@@ -100,7 +100,7 @@ def test_the_interval_holds_the_truth_and_narrows_with_more_steps() -> None:
     assert widths[1600] == pytest.approx(widths[100] / 4, rel=0.25)
 
 
-def test_noise_that_never_settles_tells_little_but_a_huge_change_is_seen() -> None:
+def test_non_stationary_noise_hides_small_changes_but_not_huge_ones() -> None:
     rng = np.random.default_rng(1)
     pairs = np.cumsum(rng.standard_normal((40, 2, 100)), axis=2)
     differences = [difference(a, b) for a, b in pairs]
@@ -117,7 +117,7 @@ def test_too_few_steps_are_not_judged() -> None:
     assert difference(np.empty(0), enough) is None
 
 
-def test_series_that_never_vary_differ_exactly() -> None:
+def test_constant_series_differ_exactly() -> None:
     result = difference(np.full(60, 100.0), np.full(60, 101.0))
     assert result is not None
     assert (result.difference, result.low, result.high, result.p_value, result.detectable) == (1, 1, 1, 0, 0)
@@ -127,13 +127,13 @@ def test_series_that_never_vary_differ_exactly() -> None:
 
 
 @pytest.mark.parametrize(("phi", "expected"), [(0.0, 1.0), (0.5, 3.0), (0.8, 9.0)])
-def test_how_long_noise_lasts_is_found(phi: float, expected: float) -> None:
+def test_autocorrelation_time_of_noise_is_estimated(phi: float, expected: float) -> None:
     # (1 + phi) / (1 - phi) for autoregressive noise
     rng = np.random.default_rng(2)
     assert autocorrelation_time(lasting_noise(rng, (20_000,), phi)) == pytest.approx(expected, rel=0.2)
 
 
-def test_rare_slow_steps_show_in_the_average_and_not_in_the_typical_step() -> None:
+def test_rare_slow_steps_change_the_average_and_not_the_typical_step() -> None:
     rng = np.random.default_rng(4)
     a, b = (100 + rng.standard_normal(400) for _ in range(2))
     b[::10] += 50
@@ -161,7 +161,7 @@ series = st.integers(0, 10**6).map(np.random.default_rng)
 
 
 @given(series, st.integers(MIN_STEPS, 200), st.integers(MIN_STEPS, 200), st.floats(-20, 20), st.sampled_from(STATISTICS))
-def test_exchanging_the_sides_turns_the_sign(
+def test_exchanging_the_sides_inverts_the_sign(
     rng: np.random.Generator, count_a: int, count_b: int, shift: float, statistic: Statistic
 ) -> None:
     a, b = 100 + 5 * rng.standard_normal(count_a), 100 + shift + 5 * rng.standard_normal(count_b)
@@ -177,7 +177,7 @@ def test_exchanging_the_sides_turns_the_sign(
 
 
 @given(series, st.floats(1e-3, 1e3), st.sampled_from(STATISTICS))
-def test_the_unit_does_not_matter(rng: np.random.Generator, unit: float, statistic: Statistic) -> None:
+def test_result_does_not_depend_on_the_unit(rng: np.random.Generator, unit: float, statistic: Statistic) -> None:
     a, b = 100 + 5 * rng.standard_normal(90), 102 + 5 * rng.standard_normal(70)
     result, other = difference(a, b, statistic), difference(a * unit, b * unit, statistic)
     assert (result is None) == (other is None)
@@ -194,7 +194,7 @@ def test_superiority_is_the_share_of_pairs(a: list[float], b: list[float]) -> No
 
 
 @given(series, st.integers(1, 400), st.integers(1, 400))
-def test_blocks_are_all_steps_in_their_order(rng: np.random.Generator, count_a: int, count_b: int) -> None:
+def test_blocks_contain_all_steps_in_order(rng: np.random.Generator, count_a: int, count_b: int) -> None:
     a, b = rng.standard_normal(count_a), rng.standard_normal(count_b)
     for uncut, blocks in zip((a, b), cut(a, b)[:2], strict=True):
         assert np.array_equal(np.concatenate(blocks), uncut)
@@ -223,14 +223,14 @@ def difference_of(low: float, high: float) -> Difference:
         ([(-0.5, 0.5), (-9, 9)], "undecided"),
     ],
 )
-def test_what_intervals_say_together(intervals: list[tuple[float, float]], says: str) -> None:
+def test_combined_intervals_determine_the_outcome(intervals: list[tuple[float, float]], says: str) -> None:
     # given what matters is a difference of 1
     assert outcome([difference_of(*interval) for interval in intervals], 1.0, "lower") == says
     opposite = {"worse": "better", "better": "worse"}
     assert outcome([difference_of(*interval) for interval in intervals], 1.0, "higher") == opposite.get(says, says)
 
 
-def test_no_interval_has_a_step_of_negative_length() -> None:
+def test_interval_ends_at_a_step_length_of_zero() -> None:
     # given a side so noisy that the interval of the difference is wider than its step time
     rng = np.random.default_rng(5)
     a, b = 400 + 150 * lasting_noise(rng, (1, 200), 0.9)[0], np.full(200, 20.0)
@@ -245,5 +245,5 @@ def test_no_interval_has_a_step_of_negative_length() -> None:
         assert shift.relative_low >= -1
 
 
-def test_an_endless_t_is_no_chance() -> None:
+def test_infinite_t_has_probability_zero() -> None:
     assert t_tail(math.inf, 5) == 0

@@ -31,7 +31,7 @@ QUIET = MadeUp(name="a", seed=1)
 
 
 @pytest.mark.slow
-def test_of_equal_runs_hardly_one_pair_in_twenty_differs_in_anything() -> None:
+def test_at_most_one_pair_of_equal_runs_in_twenty_differs() -> None:
     # given pairs of equal runs with autocorrelated noise, and every difference matters
     differing = 0
     for seed in range(0, 40, 2):
@@ -61,7 +61,7 @@ def test_a_slower_phase_is_found_with_its_size(phase: str) -> None:
     assert step.superiority > 0.9
 
 
-def test_what_became_faster_is_better() -> None:
+def test_faster_run_is_better() -> None:
     comparison = pair(MadeUp(seed=2, phases=slowed("forward", 8_000)), QUIET)
     assert comparison.outcome == "better"
     assert "B is faster than A" in comparison.summary
@@ -80,7 +80,7 @@ def test_parts_add_up_to_the_change_of_the_step() -> None:
 
 @settings(max_examples=8)
 @given(st.integers(0, 10**6), st.floats(-4_000, 20_000))
-def test_exchanging_the_runs_turns_every_sign(seed: int, by_us: float) -> None:
+def test_exchanging_the_runs_inverts_every_sign(seed: int, by_us: float) -> None:
     a, b = MadeUp(seed=seed, steps=80), MadeUp(seed=seed + 1, steps=95, phases=slowed("forward", by_us))
     # The smallest difference that matters is a share of A's step: an outcome at that limit may depend on which run is A.
     forward, back = pair(a, b, min_change=1e-9), pair(b, a, min_change=1e-9)
@@ -93,7 +93,7 @@ def test_exchanging_the_runs_turns_every_sign(seed: int, by_us: float) -> None:
             assert item.typical.p_value == pytest.approx(other.typical.p_value)
 
 
-def test_a_slower_rank_is_named_with_host_and_phase_and_nobody_else() -> None:
+def test_slower_rank_alone_is_named_with_host_and_phase() -> None:
     comparison = pair(QUIET, MadeUp(seed=4, late={2: ("optimizer", 15_000)}))
     assert [row.rank for row in comparison.ranks if row.outcome in ("worse", "better")] == [2]
     row = comparison.ranks[2]
@@ -105,25 +105,25 @@ def test_a_slower_rank_is_named_with_host_and_phase_and_nobody_else() -> None:
     assert comparison.slower_hosts == []
 
 
-def test_a_host_all_of_whose_ranks_became_slower_is_named() -> None:
+def test_host_with_all_ranks_slower_is_named() -> None:
     late = dict.fromkeys((4, 5), ("forward", 15000.0))
     comparison = pair(MadeUp(seed=5, ranks=8), MadeUp(seed=6, ranks=8, late=late))
     assert comparison.slower_hosts == ["n2"]
     assert "All ranks of host n2 became slower" in comparison.summary
 
 
-def test_a_rank_that_moved_to_another_host_says_so() -> None:
+def test_moved_rank_is_reported_with_both_hosts() -> None:
     comparison = pair(QUIET, MadeUp(seed=4, late={1: ("data", 15_000)}, hosts={1: "n7"}))
     assert "Rank 1 on n7 (before on n0) became slower" in comparison.summary
     assert any(text.startswith("hosts: ") for text in comparison.differs)
 
 
-def test_ranks_that_all_became_slower_stand_out_in_nothing() -> None:
+def test_common_slowdown_singles_out_no_rank() -> None:
     comparison = pair(QUIET, MadeUp(seed=7, phases=slowed("forward", 20_000)))
     assert {row.outcome for row in comparison.ranks} <= {"same", "undecided"}
 
 
-def test_a_real_change_that_is_tiny_is_the_same() -> None:
+def test_real_change_below_the_limit_is_the_same() -> None:
     calm: dict[str, Any] = {"noise": 0.002, "common": 0.001, "phi": 0.0, "steps": 400}
     comparison = pair(MadeUp(seed=1, **calm), MadeUp(seed=2, phases=slowed("forward", 400), **calm))
     step = quantity(comparison, "wall_us")
@@ -136,7 +136,7 @@ def test_a_real_change_that_is_tiny_is_the_same() -> None:
     assert limit.outcome == "worse"
 
 
-def test_noise_that_hides_a_change_is_undecided_with_the_detectable_change() -> None:
+def test_change_hidden_by_noise_is_undecided_with_the_detectable_size() -> None:
     comparison = pair(MadeUp(seed=1, common=0.2), MadeUp(seed=2, common=0.2, phases=slowed("forward", 2_000)))
     step = quantity(comparison, "wall_us")
     assert comparison.outcome == "undecided"
@@ -146,7 +146,7 @@ def test_noise_that_hides_a_change_is_undecided_with_the_detectable_change() -> 
     assert "would most likely have been seen" in comparison.summary
 
 
-def test_few_steps_are_not_enough_data_and_the_numbers_are_still_there() -> None:
+def test_too_few_steps_still_show_the_numbers() -> None:
     comparison = pair(QUIET, MadeUp(seed=2, steps=20))
     step = quantity(comparison, "wall_us")
     assert (comparison.outcome, step.typical, step.average) == ("insufficient_data", None, None)
@@ -154,12 +154,12 @@ def test_few_steps_are_not_enough_data_and_the_numbers_are_still_there() -> None
     assert "16 usable steps on one side; 30 are needed" in comparison.summary
 
 
-def test_noise_that_lasts_long_leaves_a_small_change_undecided() -> None:
+def test_long_lasting_noise_leaves_a_small_change_undecided() -> None:
     long: dict[str, Any] = {"phi": 0.98, "common": 0.2, "steps": 100}
     assert pair(MadeUp(seed=1, **long), MadeUp(seed=2, phases=slowed("forward", 2_000), **long)).outcome == "undecided"
 
 
-def test_another_batch_size_is_compared_per_sample() -> None:
+def test_different_batch_sizes_are_compared_per_sample() -> None:
     # given B does twice the work in twice the time
     double = {phase: 2 * us for phase, us in MadeUp().phases.items()}
     comparison = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, transfer_us=8_000))
@@ -172,7 +172,7 @@ def test_another_batch_size_is_compared_per_sample() -> None:
     assert len(comparison.ranks) == 4
 
 
-def test_a_slower_rank_is_named_per_sample_where_the_batch_is_another() -> None:
+def test_slower_rank_is_named_per_sample_with_different_batch_sizes() -> None:
     # given steps of twice the work, and a rank that takes 40 ms longer in those
     double = {phase: 2 * us for phase, us in MadeUp().phases.items()}
     comparison = pair(QUIET, MadeUp(seed=2, samples=16, phases=double, late={3: ("data", 40_000)}))
@@ -181,7 +181,7 @@ def test_a_slower_rank_is_named_per_sample_where_the_batch_is_another() -> None:
     assert "per sample, in data" in comparison.summary
 
 
-def test_tokens_count_before_samples() -> None:
+def test_tokens_take_precedence_over_samples() -> None:
     comparison = pair(MadeUp(seed=1, tokens=8 * 512), MadeUp(seed=2, tokens=8 * 1024))
     assert comparison.per == "token"
     assert comparison.outcome == "better"
@@ -189,7 +189,7 @@ def test_tokens_count_before_samples() -> None:
     assert comparison.throughput[1].relative == pytest.approx(1.0, abs=0.05)
 
 
-def test_samples_of_ranks_that_share_them_count_once() -> None:
+def test_samples_shared_by_several_ranks_count_once() -> None:
     tensor_parallel = {rank: {"dp": rank // 2, "tp": rank % 2} for rank in range(4)}
     assert comparable_steps(QUIET.recording(), "A").work["samples"] == pytest.approx(32)
     assert comparable_steps(replace(QUIET, coordinates=tensor_parallel).recording(), "A").work["samples"] == pytest.approx(16)

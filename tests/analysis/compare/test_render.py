@@ -61,7 +61,7 @@ SLOW = MadeUp(seed=2, late={2: ("forward", 20_000)})
 
 
 @pytest.mark.parametrize("width", [80, 100, 120])
-def test_lines_fit_and_the_answer_comes_first(width: int) -> None:
+def test_lines_fit_the_width_and_the_answer_comes_first(width: int) -> None:
     text = render_compare(result(SLOW), width=width)
     lines = text.splitlines()
     assert lines[0] == "WORSE"
@@ -70,7 +70,7 @@ def test_lines_fit_and_the_answer_comes_first(width: int) -> None:
     assert ("between" in text.split("typical step  ")[0].rsplit("\n", 2)[-2]) == (width > 80)
 
 
-def test_rows_stand_under_their_titles() -> None:
+def test_rows_follow_their_titles() -> None:
     lines = render_compare(result(SLOW)).splitlines()
     at = {line.strip(): number for number, line in enumerate(lines)}
     title = at["parts of the average step, which add up to it"]
@@ -81,7 +81,7 @@ def test_rows_stand_under_their_titles() -> None:
     assert lines[rank + 2].endswith("forward  slower")
 
 
-def test_cost_simulation_and_warnings_are_said() -> None:
+def test_cost_simulation_and_warnings_are_shown() -> None:
     text = render_compare(result(SLOW, simulated=True, warnings=["3 damaged lines skipped"]))
     assert "GPU readings SIMULATED" in text
     assert "12.5 EUR per million samples" in text
@@ -89,7 +89,7 @@ def test_cost_simulation_and_warnings_are_said() -> None:
     assert "warning: 3 damaged lines skipped" in text
 
 
-def test_a_run_cannot_send_escape_sequences() -> None:
+def test_escape_sequences_of_a_run_are_replaced() -> None:
     text = render_compare(result(replace(SLOW, hosts={2: "\x1b[31mn9"}), path="runs/\x1b]0;b"))
     assert "\x1b" not in text
     assert "\N{REPLACEMENT CHARACTER}[31mn9" in text
@@ -106,7 +106,7 @@ def test_names_of_runs_are_above_the_columns_at_any_width() -> None:
     assert header.split()[:2] == ["a-ver…-run-1", "a-ver…[31m-2"]
 
 
-def test_colours_are_for_terminals() -> None:
+def test_colours_are_used_only_on_request() -> None:
     assert render_compare(result(SLOW), color=True).startswith("\x1b[1;31mWORSE\x1b[0m\n")
     assert "\x1b" not in render_compare(result(SLOW), color=False)
 
@@ -119,7 +119,7 @@ def test_too_little_data_still_shows_the_numbers() -> None:
     assert " ms" in row
 
 
-def test_the_scaling_tables() -> None:
+def test_scaling_table_shows_cost_and_losses_in_80_columns() -> None:
     sides = [
         comparable_steps(MadeUp(seed=ranks, ranks=ranks, transfer_us=2_000.0 * ranks).recording(), f"R{ranks}")
         for ranks in (2, 8)
@@ -150,7 +150,7 @@ def test_the_scaling_tables() -> None:
         (percent(11.4), "12.4x"),
     ],
 )
-def test_numbers_for_people(text: str, expected: str) -> None:
+def test_numbers_are_formatted_readably(text: str, expected: str) -> None:
     assert text == expected
 
 
@@ -161,6 +161,6 @@ def test_every_time_has_a_unit_and_few_digits(us: float) -> None:
     assert float(number) * {"µs": 1, "ms": 1e3, "s": 1e6, "h": 3.6e9}[unit] == pytest.approx(us, rel=1e-3)
 
 
-def test_tables_fit_into_80_columns_also_where_nothing_can_be_told() -> None:
+def test_tables_fit_into_80_columns_also_without_enough_data() -> None:
     for made_up in (SLOW, MadeUp(seed=2, steps=12), MadeUp(seed=3, noise=0.3)):
         assert [line for line in render_compare(result(made_up), width=80).splitlines() if len(line) > 80] == []

@@ -24,7 +24,7 @@ from rankscope.runs.step_columns import HAS_BLOCKED, PROFILED
 Synthetic = Callable[..., Any]
 
 
-def test_the_imposed_wait_of_a_rank_is_that_of_the_verdict(synthetic: Synthetic) -> None:
+def test_imposed_wait_of_a_rank_equals_that_of_the_verdict(synthetic: Synthetic) -> None:
     # given the same job without, and with a rank that needs 60 ms longer
     before = synthetic("before", noise=0.05).write()
     after = synthetic("after", noise=0.05, seed=1, plan=lambda rank, _step: {"us": 60_000} if rank == 2 else None).write()
@@ -40,7 +40,7 @@ def test_the_imposed_wait_of_a_rank_is_that_of_the_verdict(synthetic: Synthetic)
     assert "mean wait" in quantity(comparison, "waiting_us").label
 
 
-def test_without_a_usable_step_on_one_side_nothing_is_said_of_it(synthetic: Synthetic) -> None:
+def test_side_without_a_usable_step_has_no_differences(synthetic: Synthetic) -> None:
     # Given a run of which only warm-up steps lie before the step that divides it
     comparison = compare([synthetic(steps=60).write()], at=3).comparisons[0]
     step = quantity(comparison, "wall_us")
@@ -48,7 +48,7 @@ def test_without_a_usable_step_on_one_side_nothing_is_said_of_it(synthetic: Synt
     assert not [item for item in comparison.quantities if item.role == "part"]
 
 
-def test_without_signals_the_walls_of_the_phases_are_compared(synthetic: Synthetic) -> None:
+def test_phase_wall_times_are_compared_without_wait_signals(synthetic: Synthetic) -> None:
     a = synthetic("a", seed=1, steps=80, signals=False).write()
     b = synthetic("b", seed=2, steps=80, signals=False, phases={"forward": 50_000, "backward": 50_000}).write()
     comparison = compare([a, b]).comparisons[0]
@@ -59,7 +59,7 @@ def test_without_signals_the_walls_of_the_phases_are_compared(synthetic: Synthet
     assert sum(part.difference or 0.0 for part in parts) == pytest.approx(quantity(comparison, "wall_us").difference)
 
 
-def test_before_and_after_a_step(synthetic: Synthetic) -> None:
+def test_run_is_compared_before_and_after_a_step(synthetic: Synthetic) -> None:
     run = synthetic(steps=200, plan=lambda _rank, step: {"phase": "data", "us": 12_000} if step >= 90 else None).write()
     comparison = compare([run], at=90)
     assert (comparison.mode, [side.label for side in comparison.sides]) == ("before_after", ["before", "after"])
@@ -74,7 +74,7 @@ def test_before_and_after_a_step(synthetic: Synthetic) -> None:
 
 
 @pytest.mark.parametrize("at", [0, 200, 5000])
-def test_a_step_that_divides_nothing_is_an_error(synthetic: Synthetic, at: int) -> None:
+def test_dividing_step_outside_the_run_is_an_error(synthetic: Synthetic, at: int) -> None:
     run = synthetic(steps=200).write()
     with pytest.raises(InputError, match=f"step {at} does not divide it: its steps are 0 to 199"):
         compare([run], at=at)
@@ -113,7 +113,7 @@ def window(step: int, exposed_us: float) -> StepBreakdown:
 
 
 @pytest.mark.parametrize(("windows", "says"), [(8, "worse"), (2, "insufficient_data")])
-def test_windows_tell_exposed_communication_and_overlap(
+def test_windows_show_exposed_communication_and_overlap(
     synthetic: Synthetic, add_windows: Callable[..., None], windows: int, says: str
 ) -> None:
     # given as many windows of two steps, with 2 and with 9 ms of exposed communication
@@ -135,7 +135,7 @@ def test_windows_tell_exposed_communication_and_overlap(
         assert overlap.why == "2 profiled windows on one side; 3 are needed"
 
 
-def test_memory_and_the_recorders_cost_are_compared_and_not_judged(synthetic: Synthetic) -> None:
+def test_memory_is_compared_without_a_judgement(synthetic: Synthetic) -> None:
     runs = []
     for name, peak in (("a", 2**30), ("b", 2**31)):
         run = synthetic(name, steps=60).write()
@@ -168,14 +168,14 @@ def test_the_last_attempt_is_compared_unless_another_is_named(synthetic: Synthet
         compare([run, run / "attempts" / "001"])
 
 
-def test_a_copy_of_a_run_is_the_same_run(synthetic: Synthetic, tmp_path: Path) -> None:
+def test_link_to_a_run_is_the_same_run(synthetic: Synthetic, tmp_path: Path) -> None:
     run = synthetic("a").write()
     (tmp_path / "link").symlink_to(run)
     with pytest.raises(InputError, match="compared with itself"):
         compare([run, tmp_path / "link"])
 
 
-def test_what_cannot_be_compared_is_one_line(synthetic: Synthetic, tmp_path: Path) -> None:
+def test_runs_that_cannot_be_compared_are_a_one_line_error(synthetic: Synthetic, tmp_path: Path) -> None:
     run, empty = synthetic("a").write(), synthetic("empty", steps=0).write()
     with pytest.raises(InputError, match="not one step is recorded in attempt 0"):
         compare([run, empty])
@@ -195,7 +195,7 @@ def test_what_cannot_be_compared_is_one_line(synthetic: Synthetic, tmp_path: Pat
         compare([run, newer])
 
 
-def test_records_without_sense_are_left_out(synthetic: Synthetic) -> None:
+def test_absurd_records_are_left_out(synthetic: Synthetic) -> None:
     a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80).write()
     hostile = rows_of(
         StepRecord(step=1000, start_unix_ns=10**18, wall_us=0.0),
@@ -222,7 +222,7 @@ def test_several_runs_of_one_world_size_are_each_compared_with_the_first(synthet
     assert result.scaling is None
 
 
-def test_what_else_differs_is_said(synthetic: Synthetic) -> None:
+def test_other_differences_of_the_runs_are_listed(synthetic: Synthetic) -> None:
     a, b = synthetic("a").write(), synthetic("b", device_kind="cpu").write()
     write_record(
         b / "attempts" / "000" / "attempt.json",
@@ -236,7 +236,7 @@ def test_what_else_differs_is_said(synthetic: Synthetic) -> None:
     assert comparison.differs == ["backend: nccl -> gloo", "devices: cuda -> cpu", "torch: 2.12 -> 2.13"]
 
 
-def test_a_rank_without_records_is_said_and_the_rest_is_compared(synthetic: Synthetic) -> None:
+def test_rank_without_records_is_reported_and_the_rest_is_compared(synthetic: Synthetic) -> None:
     a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80, lost_after={3: 10}).write()
     comparison = compare([a, b])
     assert comparison.sides[1].ranks == 3
@@ -253,7 +253,7 @@ def test_simulated_readings_are_labelled_and_all_numbers_are_finite(synthetic: S
     assert msgspec.json.decode(text, type=CompareResult) == comparison
 
 
-def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> None:
+def test_missing_rank_infos_do_not_prevent_a_comparison(synthetic: Synthetic) -> None:
     a, b = synthetic("a", seed=1, steps=80).write(), synthetic("b", seed=2, steps=80).write()
     for file in [*a.glob("attempts/*/ranks/*/rank.json"), *b.glob("attempts/*/attempt.json")]:
         file.unlink()
@@ -263,7 +263,7 @@ def test_rank_infos_that_are_missing_are_no_obstacle(synthetic: Synthetic) -> No
 
 
 @pytest.mark.parametrize(("every", "basis"), [(8, "own"), (0, "wall")])
-def test_own_times_of_spread_steps_stand_for_all_steps(synthetic: Synthetic, every: int, basis: str) -> None:
+def test_own_times_of_evenly_spread_steps_represent_all_steps(synthetic: Synthetic, every: int, basis: str) -> None:
     def sample_counts(_rank: int, step: int) -> dict[str, Any]:
         has = step % every == 0 if every else step < 20
         return {} if has else {"blocked_us": None}

@@ -27,7 +27,7 @@ def scale(runs: Sequence[MadeUp], gpu_hour: Cost | None = None) -> Scaling:
     )
 
 
-def test_efficiency_is_throughput_over_linear_and_losses_explain_the_rest() -> None:
+def test_efficiency_is_throughput_over_linear_with_explained_losses() -> None:
     # given 2, 4 and 8 ranks of the same 100 ms of own work, and more communication the more they are
     runs = [MadeUp(ranks=ranks, seed=ranks, transfer_us=us, **CALM) for ranks, us in ((4, 10_000), (2, 5_000), (8, 45_000))]
     scaling = scale(runs)
@@ -50,7 +50,7 @@ def test_efficiency_is_throughput_over_linear_and_losses_explain_the_rest() -> N
 
 @settings(max_examples=10)
 @given(st.integers(0, 10**6), st.floats(0, 30_000), st.floats(-5_000, 30_000))
-def test_losses_add_up_to_what_is_missing(seed: int, transfer_us: float, forward_us: float) -> None:
+def test_losses_add_up_to_the_missing_efficiency(seed: int, transfer_us: float, forward_us: float) -> None:
     slower = {**MadeUp().phases, "forward": MadeUp().phases["forward"] + forward_us}
     scaling = scale([MadeUp(ranks=2, seed=seed), MadeUp(ranks=6, seed=seed + 1, transfer_us=transfer_us, phases=slower)])
     last = scaling.rows[-1]
@@ -58,7 +58,7 @@ def test_losses_add_up_to_what_is_missing(seed: int, transfer_us: float, forward
     assert sum(loss.share for loss in last.losses) == pytest.approx(1 - last.efficiency)
 
 
-def test_a_straggler_shows_as_waiting() -> None:
+def test_straggler_appears_as_waiting() -> None:
     scaling = scale([MadeUp(ranks=2, seed=1, **CALM), MadeUp(ranks=4, seed=2, late={3: ("data", 40_000)}, **CALM)])
     assert scaling.rows[-1].losses[0].name == "waiting_us"
 
@@ -73,13 +73,13 @@ def test_smaller_steps_of_more_ranks_are_judged_by_their_work() -> None:
     assert scaling.rows[-1].efficiency == pytest.approx(104 / 108, rel=0.01)
 
 
-def test_without_any_measure_of_work_there_is_no_efficiency() -> None:
+def test_runs_without_a_measure_of_work_have_no_efficiency() -> None:
     scaling = scale([MadeUp(ranks=2, samples=np.nan), MadeUp(ranks=4)])
     assert (scaling.work, [row.efficiency for row in scaling.rows]) == (None, [None, None])
     assert "not every run recorded samples" in scaling.summary
 
 
-def test_the_measure_of_work_is_one_that_every_run_knows() -> None:
+def test_work_is_measured_in_a_unit_recorded_by_every_run() -> None:
     assert scale([MadeUp(ranks=2, tokens=512), MadeUp(ranks=4, tokens=512)]).work == "tokens"
     assert scale([MadeUp(ranks=2, tokens=512), MadeUp(ranks=4)]).work == "samples"
 
@@ -106,7 +106,7 @@ def test_cost_is_rank_hours_times_the_price_per_work() -> None:
     assert cost_per_million.currency == "CHF"
 
 
-def test_equal_efficiency_is_inside_its_interval() -> None:
+def test_equal_efficiency_lies_inside_its_interval() -> None:
     # given pairs that scale perfectly: 1 in 20 intervals may miss it
     missed = judged = 0
     for seed in range(0, 50, 2):
@@ -119,7 +119,7 @@ def test_equal_efficiency_is_inside_its_interval() -> None:
     assert missed <= 3
 
 
-def test_runs_of_several_world_sizes_are_judged_by_scaling(synthetic: Synthetic) -> None:
+def test_runs_of_several_world_sizes_are_compared_by_scaling(synthetic: Synthetic) -> None:
     runs = [synthetic(f"r{ranks}", seed=ranks, ranks=ranks, steps=80).write() for ranks in (2, 4)]
     comparison = compare(runs, gpu_hour=Cost(amount=2.0, currency="USD"))
     assert (comparison.mode, comparison.comparisons) == ("scaling", [])

@@ -33,12 +33,12 @@ from rankscope.runs.records import CollectiveRecord, KernelRecord
         ("some_gemm_of_somebody", None),
     ],
 )
-def test_names_of_kernels_tell_their_type_or_nothing(name: str, share: float | None) -> None:
+def test_kernel_names_show_the_float32_share_or_nothing(name: str, share: float | None) -> None:
     figures = figures_of_kernels([KernelRecord(step=0, name=name, kind="compute", total_us=5.0, calls=1)], "windows")
     assert figures == ({} if share is None else {"kernels.float32_share": Figure(share, source="windows")})
 
 
-def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
+def test_collectives_yield_sizes_and_purposes() -> None:
     def reduction(op: str, us: int, size: int) -> CollectiveRecord:
         return CollectiveRecord(
             step=0, group="0", index=0, op=op, bytes=size, enqueue_unix_ns=0, start_unix_ns=0, end_unix_ns=1000 * us
@@ -56,7 +56,7 @@ def test_collectives_tell_their_sizes_and_what_they_are_for() -> None:
     }
 
 
-def test_numbers_beside_the_gradients_say_nothing_of_their_buckets() -> None:
+def test_small_reductions_do_not_distort_the_gradient_bucket_size() -> None:
     def reduction(step: int, size: int) -> CollectiveRecord:
         return CollectiveRecord(
             step=step, group="0", index=0, op="all_reduce", bytes=size, enqueue_unix_ns=0, start_unix_ns=0, end_unix_ns=1000

@@ -61,7 +61,7 @@ def one_late(steps: int, late: int, *, ranks: int = 4, hidden: float = 0.0) -> d
     }
 
 
-def test_each_victim_is_a_row_with_what_it_waited_and_how_often() -> None:
+def test_each_victim_is_a_row_with_waiting_time_and_steps() -> None:
     matches = match_collectives(one_late(5, 2, hidden=10.0)).matches
     ledger = ledger_of_blame(assign_blame(matches, fit_clocks(matches), range(4)), "windows")
     assert ledger is not None
@@ -74,7 +74,7 @@ def test_each_victim_is_a_row_with_what_it_waited_and_how_often() -> None:
     assert (ledger.source, ledger.steps, ledger.groups, ledger.rest.rows) == ("windows", 5, 1, 0)
 
 
-def test_always_on_records_have_a_ledger_that_says_it_knows_no_groups(synthetic: Synthetic) -> None:
+def test_ledger_of_step_records_has_no_groups(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(plan=plan_for(2, us=60_000), noise=0.001).write()])
     ledger = analysis.ledger
     assert ledger is not None
@@ -86,12 +86,12 @@ def test_always_on_records_have_a_ledger_that_says_it_knows_no_groups(synthetic:
     assert "rank 2" in text
 
 
-def test_where_nothing_tells_there_is_no_ledger(synthetic: Synthetic) -> None:
+def test_runs_without_wait_evidence_have_no_ledger(synthetic: Synthetic) -> None:
     assert analyze([synthetic(signals=False).write()]).ledger is None
     assert analyze([synthetic(ranks=1).write()]).ledger is None
 
 
-def test_a_thousand_ranks_fit_into_a_bounded_ledger_that_lacks_nothing() -> None:
+def test_ledger_of_a_thousand_ranks_is_bounded_and_sums_the_rest() -> None:
     rows = {(origin, victim): (float(origin), 0.5, 1) for origin in range(1, 60) for victim in range(1024) if victim != origin}
     ledger = ledger_of_blame(blamed({("world", tuple(range(1024))): rows}), "windows")
     assert ledger is not None
@@ -102,7 +102,7 @@ def test_a_thousand_ranks_fit_into_a_bounded_ledger_that_lacks_nothing() -> None
     assert len(msgspec.json.encode(ledger)) < 40_000
 
 
-def test_the_worst_of_very_many_groups_are_listed_and_the_others_summed() -> None:
+def test_worst_of_many_groups_are_listed_and_the_others_summed() -> None:
     rows: dict[Group, dict[tuple[int, int], Row]] = {
         ("tp", (2 * at, 2 * at + 1)): {(2 * at, 2 * at + 1): (float(at), float(at), 1)} for at in range(MAX_GROUPS + 9)
     }
@@ -113,7 +113,7 @@ def test_the_worst_of_very_many_groups_are_listed_and_the_others_summed() -> Non
     assert (ledger.rest.rows, ledger.rest.imposed_us) == (9, sum(range(9)))
 
 
-def test_the_worst_pairs_of_the_reference_trace(shared_data: Path) -> None:
+def test_ledger_of_the_reference_trace_has_the_worst_pairs(shared_data: Path) -> None:
     ledger = analyze([shared_data / "traces" / "dlrm_8ranks_v100"]).ledger
     assert ledger is not None
     by_origin = {origin: sum(row.imposed_us for row in ledger.matrix if row.origin == origin) for origin in (7, 5, 4)}
@@ -123,7 +123,7 @@ def test_the_worst_pairs_of_the_reference_trace(shared_data: Path) -> None:
     assert (ledger.matrix[0].origin, ledger.matrix[0].victim) == (7, 1)
 
 
-def test_a_wide_matrix_gives_way_to_a_narrow_terminal(shared_data: Path) -> None:
+def test_wide_matrix_is_reduced_on_a_narrow_terminal(shared_data: Path) -> None:
     analysis = analyze([shared_data / "traces" / "dlrm_8ranks_v100"])
     for width in (40, 60, 80, 120):
         text = render_text(analysis, width=width, detail=True)
@@ -166,6 +166,6 @@ def test_groups_matrix_and_rest_add_up(rows: dict[Group, dict[tuple[int, int], R
         assert row.imposed_exposed_us <= row.imposed_us
 
 
-def test_the_ledger_is_part_of_the_published_json(synthetic: Synthetic) -> None:
+def test_ledger_is_part_of_the_published_json(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     assert msgspec.json.decode(msgspec.json.encode(analysis), type=Analysis) == analysis

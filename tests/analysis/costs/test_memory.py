@@ -40,7 +40,7 @@ def leaks(values: Any, steps: Any = STEPS, series: int = 1) -> bool:
     start=st.floats(0, 1e12),
     outliers=st.lists(st.tuples(st.integers(0, 39), st.floats(-1e12, 1e12)), max_size=5),
 )
-def test_a_few_outliers_do_not_move_the_slope_far(slope: float, start: float, outliers: list[tuple[int, float]]) -> None:
+def test_few_outliers_hardly_move_the_slope(slope: float, start: float, outliers: list[tuple[int, float]]) -> None:
     values = start + slope * STEPS
     clean = slope_of(STEPS, values)
     for place, by in outliers:
@@ -54,7 +54,7 @@ def test_a_few_outliers_do_not_move_the_slope_far(slope: float, start: float, ou
 
 
 @given(values=st.lists(st.floats(0, 1e12), min_size=MINIMUM_SAMPLES, max_size=60), by=st.floats(-1e12, 1e12))
-def test_the_slope_does_not_depend_on_the_level(values: list[float], by: float) -> None:
+def test_slope_does_not_depend_on_the_level(values: list[float], by: float) -> None:
     steps = np.arange(len(values), dtype=np.float64)
     result, other = slope_of(steps, np.array(values)), slope_of(steps, np.array(values) + by)
     assert result is not None
@@ -73,12 +73,12 @@ def test_steady_growth_in_noise_is_a_leak(seed: int) -> None:
     assert leaks(GIB + 0.05 * MIB * STEPS + noise)
 
 
-def test_what_never_ends_by_chance_is_no_leak() -> None:
+def test_stationary_noise_is_no_leak() -> None:
     rng = np.random.default_rng(0)
     assert not any(leaks(GIB + rng.normal(0, 20 * MIB, len(STEPS))) for _ in range(200))
 
 
-def test_what_only_wanders_is_no_leak() -> None:
+def test_random_walk_is_no_leak() -> None:
     rng = np.random.default_rng(0)
     assert sum(leaks(10 * GIB + np.cumsum(rng.normal(0, 50 * MIB, len(STEPS)))) for _ in range(200)) <= 2
 
@@ -93,7 +93,7 @@ def test_what_only_wanders_is_no_leak() -> None:
         np.full(len(STEPS), float(GIB)),
     ],
 )
-def test_growth_that_ends_or_does_not_matter_is_no_leak(values: Any) -> None:
+def test_growth_that_ends_or_is_negligible_is_no_leak(values: Any) -> None:
     assert not leaks(values)
 
 
@@ -119,7 +119,7 @@ def device(allocated: int, reserved: int, peak: int, retries: int = 0) -> dict[s
     }
 
 
-def test_fragmentation_is_what_is_reserved_beyond_the_peak() -> None:
+def test_fragmentation_is_reserved_memory_beyond_the_peak() -> None:
     memory = memory_of(table({0: [device(10, 60, 40), device(20, 80, 60, 3)]}), {0: 100})
     assert memory is not None
     (row,) = memory.ranks
@@ -129,7 +129,7 @@ def test_fragmentation_is_what_is_reserved_beyond_the_peak() -> None:
     assert memory.growth == []
 
 
-def test_retries_at_start_up_are_no_evidence_of_short_memory() -> None:
+def test_allocator_retries_at_startup_are_no_evidence_of_short_memory() -> None:
     memory = memory_of(table({0: [device(10, 60, 40, 2), device(20, 80, 60, 2)], 1: [device(10, 60, 40, 2)]}), {0: 100})
     assert memory is not None
     assert [row.later_allocator_retries for row in memory.ranks] == [0, None]
@@ -145,11 +145,11 @@ def test_a_rank_without_a_device_has_resident_memory_only() -> None:
     assert {getattr(row, name) for name in unknown} == {None}
 
 
-def test_without_a_sample_nothing_is_said() -> None:
+def test_ranks_without_memory_samples_have_no_memory_result() -> None:
     assert memory_of(table({0: [{}, {}]}), {}) is None
 
 
-def test_a_peak_that_was_reset_tells_no_fragmentation() -> None:
+def test_reset_peak_shows_no_fragmentation() -> None:
     memory = memory_of(table({0: [device(10, 60, 90)]}), {})
     assert memory is not None
     assert (memory.ranks[0].fragmentation, memory.ranks[0].peak_share) == (None, None)
@@ -167,7 +167,7 @@ def test_ranks_are_listed_by_number_and_growth_by_speed(order: list[int]) -> Non
     assert [row.rank for row in memory.growth if row.kind == "device"] == [3, 2, 1, 0]
 
 
-def test_growth_that_may_be_chance_is_written_as_json() -> None:
+def test_insignificant_growth_is_no_leak_in_the_json_output() -> None:
     # Given a rank whose caches fill
     ints = [int(GIB + 500 * MIB * (1 - np.exp(-number / 4))) for number in range(40)]
     memory = memory_of(table({0: [device(size, 2 * GIB, size) for size in ints]}), {})
@@ -176,7 +176,7 @@ def test_growth_that_may_be_chance_is_written_as_json() -> None:
     assert [row["leaking"] for row in growth if row["kind"] == "device"] == [False]
 
 
-def test_a_leak_on_one_rank_is_named_with_the_steps_that_are_left(synthetic: Synthetic) -> None:
+def test_leak_on_one_rank_is_named_with_the_remaining_steps(synthetic: Synthetic) -> None:
     # Given rank 1 of two, whose device keeps 1 MiB more every step; samples come every fifth step
     def fields(rank: int, step: int) -> dict[str, Any]:
         used_bytes = 10 * GIB + (MIB * step if rank == 1 else 0)

@@ -76,21 +76,21 @@ def infos(stages: dict[int, int]) -> dict[int, RankInfo]:
 
 
 @given(stages=st.integers(2, 8), microbatches=st.integers(1, 16), busy=st.floats(1.0, 1e6))
-def test_equal_stages_take_what_the_schedule_takes(stages: int, microbatches: int, busy: float) -> None:
+def test_schedule_time_of_equal_stages_equals_a_simulation(stages: int, microbatches: int, busy: float) -> None:
     takes = schedule_us(np.full(stages, busy), microbatches)
     assert takes == pytest.approx(one_forward_one_backward([busy] * stages, microbatches))
     assert 1 - busy / takes == pytest.approx(ideal_bubble(stages, microbatches))
 
 
 @given(busy=busy_times, microbatches=st.integers(1, 12))
-def test_no_schedule_is_faster_than_its_slowest_stage_allows(busy: list[float], microbatches: int) -> None:
+def test_schedule_time_is_bounded_by_simulation_and_slowest_stage(busy: list[float], microbatches: int) -> None:
     takes = schedule_us(np.array(busy), microbatches)
     assert takes <= one_forward_one_backward(busy, microbatches) * (1 + 1e-9)
     assert takes >= max(busy)
 
 
 @pytest.mark.parametrize(("microbatches", "chunks"), [(0, 1), (4, 0), (-4, 2), (-4, -1), (None, 1)])
-def test_numbers_that_no_schedule_has_give_no_ideal(microbatches: int | None, chunks: int) -> None:
+def test_impossible_schedule_numbers_give_no_ideal_bubble(microbatches: int | None, chunks: int) -> None:
     result = Pipeline(schedule="Schedule1F1B", microbatches=microbatches, chunks=chunks)
     pipeline = pipeline_of(table({0: 10.0, 1: 20.0}, 40.0), infos({0: 0, 1: 1}), result)
     assert pipeline is not None
@@ -98,7 +98,7 @@ def test_numbers_that_no_schedule_has_give_no_ideal(microbatches: int | None, ch
 
 
 @given(busy=busy_times, microbatches=st.integers(1, 12), more=st.floats(0.0, 500.0))
-def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more: float) -> None:
+def test_bubble_parts_add_up_to_the_bubble(busy: list[float], microbatches: int, more: float) -> None:
     step = schedule_us(np.array(busy), microbatches) + more
     stages = dict(enumerate(range(len(busy))))
     result = Pipeline(schedule="ScheduleGPipe", microbatches=microbatches)
@@ -114,7 +114,7 @@ def test_the_parts_make_up_the_bubble(busy: list[float], microbatches: int, more
     assert [stage.busy_us for stage in pipeline.stages] == pytest.approx(busy, abs=1e-6 * step)  # times have single precision
 
 
-def test_the_stage_that_is_slow_beyond_chance_is_named() -> None:
+def test_significantly_slow_stage_is_named() -> None:
     pipeline = pipeline_of(table({0: 50.0, 1: 50.0, 2: 70.0, 3: 50.0}, 120.0, noise=0.05), infos({0: 0, 1: 1, 2: 2, 3: 3}), None)
     assert pipeline is not None
     assert pipeline.slowest_stage == 2
@@ -124,7 +124,7 @@ def test_the_stage_that_is_slow_beyond_chance_is_named() -> None:
     assert pipeline.bubble == pytest.approx(1 - 55 / 120, abs=0.02)
 
 
-def test_of_stages_that_differ_by_noise_none_is_named() -> None:
+def test_stages_that_differ_by_noise_are_not_named() -> None:
     pipeline = pipeline_of(
         table(dict.fromkeys(range(4), 50.0), 100.0, noise=0.2), infos({rank: rank for rank in range(4)}), SCHEDULE
     )
@@ -138,7 +138,7 @@ def test_ranks_of_one_stage_count_once() -> None:
     assert [(stage.stage, stage.ranks, stage.busy_us) for stage in pipeline.stages] == [(0, [0, 1], 50.0), (1, [2, 3], 90.0)]
 
 
-def test_a_slow_replica_does_not_make_its_stage_slow() -> None:
+def test_slow_replica_does_not_make_its_stage_slow() -> None:
     pipeline = pipeline_of(
         table({0: 50.0, 1: 50.0, 2: 50.0, 3: 110.0}, 200.0, noise=0.05), infos({0: 0, 1: 0, 2: 1, 3: 1}), SCHEDULE
     )
@@ -153,11 +153,11 @@ def test_a_slow_replica_does_not_make_its_stage_slow() -> None:
 
 
 @pytest.mark.parametrize("stages", [{0: 0, 1: 0}, {}, {0: 0}])
-def test_what_is_no_pipeline_has_no_bubble(stages: dict[int, int]) -> None:
+def test_ranks_without_stages_have_no_bubble(stages: dict[int, int]) -> None:
     assert pipeline_of(table({0: 50.0, 1: 50.0}, 100.0), infos(stages), None) is None
 
 
-def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
+def test_records_without_own_time_show_no_bubble() -> None:
     rows = {
         rank: [
             StepRecord(step=step, start_unix_ns=step, wall_us=1.0, phases_us=PhaseTimes(), blocked_us=None) for step in range(20)
@@ -167,14 +167,14 @@ def test_records_that_do_not_tell_own_time_tell_no_bubble() -> None:
     assert pipeline_of(table_of_records(rows), infos({0: 0, 1: 1}), SCHEDULE) is None
 
 
-def test_a_schedule_that_fills_its_bubbles_has_no_such_formula() -> None:
+def test_zero_bubble_schedule_has_no_ideal_bubble() -> None:
     result = Pipeline(schedule="ScheduleZBVZeroBubble", microbatches=4, chunks=2)
     pipeline = pipeline_of(table({0: 50.0, 1: 50.0}, 60.0), infos({0: 0, 1: 1}), result)
     assert pipeline is not None
     assert (pipeline.ideal_bubble, pipeline.rest_us, pipeline.microbatches) == (None, None, 4)
 
 
-def test_a_bubble_is_the_verdict_where_it_is_most_of_the_step(synthetic: Synthetic) -> None:
+def test_bubble_that_dominates_the_step_is_the_verdict(synthetic: Synthetic) -> None:
     # Given four stages on a rank each, the second of which takes longer
     run = synthetic(
         steps=30,

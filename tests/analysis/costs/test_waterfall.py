@@ -48,7 +48,7 @@ def sums(waterfall: Waterfall) -> None:
 
 
 @given(step=st.floats(0, 1e12), known=st.dictionaries(st.sampled_from(PRECEDENCE), amounts))
-def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known: dict[Any, float]) -> None:
+def test_waterfall_parts_sum_to_the_step_for_any_sources(step: float, known: dict[Any, float]) -> None:
     parts = waterfall(Costs(step, 5, amounts={name: Amount(us, "steps") for name, us in known.items()}))
     sums(parts)
     assert {part.name for part in parts.parts if part.us is None} == set(MEANING) - set(known) - {"unexplained"}
@@ -56,7 +56,7 @@ def test_the_parts_sum_to_the_step_whatever_their_sources_say(step: float, known
 
 
 @given(step=st.floats(1, 1e9), known=st.dictionaries(st.sampled_from(PRECEDENCE), st.floats(0, 1e9)), more=st.floats(0, 1e9))
-def test_more_of_a_part_is_never_less_in_the_waterfall(step: float, known: dict[Any, float], more: float) -> None:
+def test_waterfall_part_grows_with_its_cost(step: float, known: dict[Any, float], more: float) -> None:
     for name, us in known.items():
         before, after = (
             waterfall(Costs(step, 5, amounts={other: Amount(value, "steps") for other, value in amount.items()}))
@@ -102,14 +102,14 @@ _READ = 1.0
 
 
 @given(own=own_times, order=st.randoms())
-def test_the_order_of_the_ranks_does_not_matter(own: list[list[float]], order: Any) -> None:
+def test_rank_order_does_not_change_the_waterfall(own: list[list[float]], order: Any) -> None:
     shuffled = list(own)
     order.shuffle(shuffled)
     assert of_steps(table(own)) == pytest.approx(of_steps(table(shuffled)), abs=_READ)
 
 
 @given(own=own_times, more=st.floats(1, 1e6))
-def test_the_excess_of_the_last_rank_is_waiting_for_it_and_nothing_else(own: list[list[float]], more: float) -> None:
+def test_excess_of_the_last_rank_is_straggler_wait(own: list[list[float]], more: float) -> None:
     last = np.array(own).argmax(axis=0).tolist()
     slower = [[us + (more if last[step] == rank else 0.0) for step, us in enumerate(times)] for rank, times in enumerate(own)]
     before, after = of_steps(table(own)), of_steps(table(slower))
@@ -120,7 +120,7 @@ def test_the_excess_of_the_last_rank_is_waiting_for_it_and_nothing_else(own: lis
 
 
 @given(own=own_times, transfer=st.floats(0, 1e6))
-def test_without_noise_everything_is_explained(own: list[list[float]], transfer: float) -> None:
+def test_noise_free_steps_are_completely_explained(own: list[list[float]], transfer: float) -> None:
     parts = of_steps(table(own, transfer=transfer))
     assert parts["exposed_communication"] == pytest.approx(transfer, abs=_READ)
     assert parts["unexplained"] == pytest.approx(0, abs=_READ)
@@ -139,7 +139,7 @@ def test_without_noise_everything_is_explained(own: list[list[float]], transfer:
         ({"phase": "backward", "us": 60_000, "cpu": True}, "compute", 144 / 164),
     ],
 )
-def test_what_slows_all_ranks_is_the_part_that_was_planted(
+def test_common_slowness_is_the_planted_waterfall_part(
     synthetic: Synthetic, planted: dict[str, Any], part: str, share: float
 ) -> None:
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=lambda _rank, _step: planted).write()])
@@ -150,19 +150,19 @@ def test_what_slows_all_ranks_is_the_part_that_was_planted(
     assert all(other <= 0.08 for name, other in parts.items() if name not in (part, "compute"))
 
 
-def test_what_slows_one_rank_is_waiting_for_it(synthetic: Synthetic) -> None:
+def test_slowness_of_one_rank_is_straggler_wait(synthetic: Synthetic) -> None:
     plan = plan_for(2, phase="data", us=60_000)
     parts = shares(analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()]).waterfall)
     assert parts["straggler_wait"] == pytest.approx(60 / 164, abs=0.02)
     assert parts["input"] == pytest.approx(5 / 164, abs=0.02)
 
 
-def test_a_slow_network_is_communication(synthetic: Synthetic) -> None:
+def test_slow_network_is_exposed_communication(synthetic: Synthetic) -> None:
     parts = shares(analyze([synthetic(device_kind="cpu", noise=0.005, transfer_us=60_000).write()]).waterfall)
     assert parts["exposed_communication"] == pytest.approx(60 / 160, abs=0.02)
 
 
-def test_step_records_alone_leave_the_work_of_a_device_unexplained(synthetic: Synthetic) -> None:
+def test_step_records_alone_leave_device_work_unexplained(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(noise=0.005).write()])
     assert analysis.waterfall is not None
     parts = {part.name: part for part in analysis.waterfall.parts}
@@ -178,20 +178,20 @@ def test_step_records_alone_leave_the_work_of_a_device_unexplained(synthetic: Sy
     assert "only profiled windows" in text
 
 
-def test_records_without_own_time_tell_what_waits_for_data_only(synthetic: Synthetic) -> None:
+def test_records_without_own_time_show_only_the_wait_for_data(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(device_kind="cpu", signals=False, phases={"data": 40_000, "forward": 60_000}).write()])
     assert set(shares(analysis.waterfall)) == {"input", "unexplained"}
     assert shares(analysis.waterfall)["input"] == pytest.approx(0.38, abs=0.03)
     assert [advice.name for advice in analysis.advice] == ["data_loading"]
 
 
-def test_a_device_may_work_while_its_host_waits_for_data(synthetic: Synthetic) -> None:
+def test_data_wait_of_a_host_is_not_attributed_to_its_device(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(signals=False, phases={"data": 40_000, "forward": 60_000}).write()])
     assert shares(analysis.waterfall) == {"unexplained": 1.0}
     assert analysis.advice == []
 
 
-def test_a_rank_that_is_alone_waits_for_nobody(synthetic: Synthetic) -> None:
+def test_single_rank_waits_for_no_peer(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(device_kind="cpu", ranks=1, signals=False, transfer_us=0).write()])
     assert analysis.waterfall is not None
     parts = {part.name: part.us for part in analysis.waterfall.parts}
@@ -204,7 +204,7 @@ def test_too_few_steps_have_no_waterfall(synthetic: Synthetic) -> None:
     assert (analysis.waterfall, analysis.advice) == (None, [])
 
 
-def test_in_a_pipeline_waiting_is_the_bubble(synthetic: Synthetic) -> None:
+def test_wait_in_a_pipeline_is_the_bubble(synthetic: Synthetic) -> None:
     run = synthetic(
         device_kind="cpu",
         transfer_us=80_000,
@@ -223,7 +223,7 @@ def test_in_a_pipeline_waiting_is_the_bubble(synthetic: Synthetic) -> None:
     assert advice.gain_share_at_most == pytest.approx((analysis.pipeline.ideal_us or 0) / analysis.pipeline.step_us / 2)
 
 
-def test_windows_tell_the_compute_of_a_device_and_what_is_left_is_the_host(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_windows_give_device_compute_and_the_remainder_is_the_host(synthetic: Synthetic, add_windows: AddWindows) -> None:
     # Given profiled steps in which the host took longer, as it does under a profiler
     path = synthetic(noise=0.005).write()
     for rank in range(4):
@@ -242,7 +242,7 @@ def test_windows_tell_the_compute_of_a_device_and_what_is_left_is_the_host(synth
     assert "launch_less" in {advice.name for advice in analysis.advice}
 
 
-def test_what_the_time_line_of_the_device_does_not_show_costs_nothing(synthetic: Synthetic) -> None:
+def test_data_wait_not_seen_by_the_device_costs_nothing(synthetic: Synthetic) -> None:
     # Given hosts that wait 40 ms for data while their devices still work on the step before
     def fields(_rank: int, _step: int) -> dict[str, Any]:
         return {
@@ -261,7 +261,7 @@ def test_what_the_time_line_of_the_device_does_not_show_costs_nothing(synthetic:
     assert "data_loading" not in {advice.name for advice in analysis.advice}
 
 
-def test_a_capture_has_a_waterfall_of_its_steps(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_capture_has_a_waterfall_of_its_steps(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(ranks=2).write()
     for rank in range(2):
         rows = [breakdown(step, compute=60.0, exposed=20.0, copies=0.0, idle=20.0 + rank) for step in (30, 31)]
@@ -273,7 +273,7 @@ def test_a_capture_has_a_waterfall_of_its_steps(synthetic: Synthetic, add_window
     assert {part.source for part in result.parts if part.us} == {"windows", None}
 
 
-def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
+def test_hardly_idle_device_leaves_the_rest_unexplained() -> None:
     windows = costs_of_windows(
         {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=5.0)])},
         None,
@@ -289,7 +289,7 @@ def test_a_device_that_was_hardly_idle_leaves_the_rest_unexplained() -> None:
     assert parts["unexplained"] == pytest.approx(90 - 10 - 24 - 40 - 5)
 
 
-def test_windows_without_matched_collectives_have_waits_in_communication() -> None:
+def test_communication_includes_waits_without_matched_collectives() -> None:
     costs = costs_of_windows(
         {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=50.0)])},
         None,
@@ -304,7 +304,7 @@ def test_windows_without_matched_collectives_have_waits_in_communication() -> No
     assert parts["unexplained"].us == 50.0
 
 
-def test_without_input_the_idle_device_is_no_more_than_the_step_leaves() -> None:
+def test_idle_time_is_bounded_by_the_step_without_input_time() -> None:
     # Given windows in which the profiler made the device idle longer than whole steps take
     windows = costs_of_windows(
         {0: Reduction(breakdowns=[breakdown(1, compute=40.0, exposed=10.0, copies=0.0, idle=500.0)])},
@@ -341,12 +341,12 @@ def means_of_its_breakdowns(analysis: Analysis) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["ddp", "fsdp", "pipeline", "experts-uneven"])
-def test_the_parts_of_traces_are_the_means_of_their_breakdowns(example_traces: Path, name: str) -> None:
+def test_trace_waterfall_equals_the_means_of_the_breakdowns(example_traces: Path, name: str) -> None:
     assert means_of_its_breakdowns(analyze([example_traces / "jobs" / name]))["compute"] > 0
 
 
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata", "moe_dualpipe_deepep", "timesformer_h100"])
-def test_in_traces_without_a_data_loader_the_idle_device_is_unexplained(shared_data: Path, name: str) -> None:
+def test_idle_device_without_data_loader_annotations_is_unexplained(shared_data: Path, name: str) -> None:
     parts = means_of_its_breakdowns(analyze([shared_data / "traces" / name]))
     assert {"input", "host"}.isdisjoint(parts)
 
@@ -362,7 +362,7 @@ def test_dlrm_waits_for_ranks_longer_than_it_communicates(shared_data: Path) -> 
     assert {advice.name for advice in analysis.advice} >= {"launch_less", "stalls"}
 
 
-def test_a_waterfall_for_a_terminal_needs_no_colour_and_fits(synthetic: Synthetic) -> None:
+def test_waterfall_for_a_terminal_fits_without_colour(synthetic: Synthetic) -> None:
     plan = lambda _rank, _step: {"phase": "data", "us": 60_000}  # noqa: E731
     analysis = analyze([synthetic(device_kind="cpu", plan=plan).write()])
     text = render_text(analysis, width=80, detail=True)
@@ -377,7 +377,7 @@ def test_a_waterfall_for_a_terminal_needs_no_colour_and_fits(synthetic: Syntheti
 
 
 @pytest.mark.parametrize("value", [3e38, -3e38, 1e18, np.inf, -np.inf])
-def test_absurd_times_are_no_reason_to_fall_over(synthetic: Synthetic, value: float) -> None:
+def test_absurd_times_keep_the_waterfall_consistent(synthetic: Synthetic, value: float) -> None:
     run = synthetic(device_kind="cpu", steps=12).write()
     rows = rows_of(*(StepRecord(step=step, start_unix_ns=10**18, wall_us=1e6) for step in range(12)))
     for name in ("data", "forward", "between_steps", "blocked_data", "blocked_backward", "cpu", "run_queue", "gc"):

@@ -18,7 +18,7 @@ from rankscope.base.errors import InputError
 @pytest.mark.slow
 @pytest.mark.parametrize("as_json", [False, True])
 @pytest.mark.parametrize(("dp", "tp"), [(4, 1), (2, 2), (2, 4), (8, 2)])
-def test_the_rank_that_comes_late_is_named(tmp_path: Path, dp: int, tp: int, *, as_json: bool) -> None:
+def test_late_rank_is_named(tmp_path: Path, dp: int, tp: int, *, as_json: bool) -> None:
     # given a job in which rank 2 is 15 of 50 ms late
     analysis = analyze([Job(always(2, 15.0), dp=dp, tp=tp).write(tmp_path / "dumps", as_json=as_json)])
     verdict = analysis.verdict
@@ -35,20 +35,20 @@ def test_the_rank_that_comes_late_is_named(tmp_path: Path, dp: int, tp: int, *, 
 
 
 @pytest.mark.slow
-def test_nobody_is_named_for_noise(tmp_path: Path) -> None:
+def test_noise_names_no_rank(tmp_path: Path) -> None:
     for seed in range(10):
         analysis = analyze([Job(always(-1, 0.0, seed=seed, noise=3.0), dp=2, tp=2).write(tmp_path / str(seed))])
         assert analysis.verdict.kind in ("balanced", "insufficient_data"), analysis.verdict.summary
         assert analysis.verdict.rank is None
 
 
-def test_clocks_of_hosts_do_not_matter(tmp_path: Path) -> None:
+def test_clock_offsets_of_hosts_do_not_change_the_verdict(tmp_path: Path) -> None:
     # given hosts whose clocks are a third of a second apart from rank to rank
     analysis = analyze([Job(always(3, 15.0), dp=4, skewed_ns=333_000_000).write(tmp_path / "dumps")])
     assert analysis.verdict.ranks == [3]
 
 
-def test_evaluation_between_the_steps_does_not_count(tmp_path: Path) -> None:
+def test_evaluation_between_steps_does_not_count(tmp_path: Path) -> None:
     # given a job that evaluates after every tenth step, with collectives of its own, for which all wait long for rank 0
     late = always(2, 15.0)
     job = Job(late, steps=0)
@@ -61,7 +61,7 @@ def test_evaluation_between_the_steps_does_not_count(tmp_path: Path) -> None:
     assert analysis.imposed_wait[0].rank == 2
 
 
-def test_without_steps_the_dump_is_one_window(tmp_path: Path) -> None:
+def test_dump_without_steps_is_one_window(tmp_path: Path) -> None:
     job = Job(always(1, 15.0), steps=0)
     for number in range(20):
         behind = {rank: 15.0 * (rank == 1) for rank in range(4)}
@@ -72,7 +72,7 @@ def test_without_steps_the_dump_is_one_window(tmp_path: Path) -> None:
     assert "in the one window at hand" in analysis.verdict.summary
 
 
-def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path) -> None:
+def test_pipelines_are_not_judged_by_collectives_alone(tmp_path: Path) -> None:
     # given a job that spends most of its communication in transfers between stages, whose waits are not attributed
     job = Job(always(2, 15.0), steps=0)
     for step in range(40):
@@ -96,7 +96,7 @@ def test_transfers_without_durations_are_unknown_and_not_zero(tmp_path: Path) ->
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
 
 
-def test_ranks_with_operations_of_their_own_do_not_change_the_order(tmp_path: Path) -> None:
+def test_operations_of_some_ranks_only_do_not_shift_the_others(tmp_path: Path) -> None:
     # given that the first ranks of the tensor-parallel groups issue ten operations more at the start of each step
     job = Job(always(4, 15.0), dp=4, tp=4, steps=0)
     job.configs["lead"] = ("lead", [0, 4, 8, 12])
@@ -108,7 +108,7 @@ def test_ranks_with_operations_of_their_own_do_not_change_the_order(tmp_path: Pa
     assert analyze([job.write(tmp_path / "dumps")]).verdict.ranks == [4]
 
 
-def test_the_reduction_of_a_loss_does_not_multiply_the_cost(tmp_path: Path) -> None:
+def test_loss_reduction_does_not_multiply_the_cost(tmp_path: Path) -> None:
     # given data parallelism in which one delay shows in both buckets, and a number that the script reduces
     job = Job(always(-1, 0.0), steps=0)
     for step in range(40):
@@ -122,7 +122,7 @@ def test_the_reduction_of_a_loss_does_not_multiply_the_cost(tmp_path: Path) -> N
     assert "usually too low" in verdict.summary
 
 
-def test_dumps_without_durations_say_how_to_get_them(tmp_path: Path) -> None:
+def test_dumps_without_durations_name_the_setting_that_records_them(tmp_path: Path) -> None:
     job = Job(always(2, 15.0))
     for entry in (entry for row in job.entries for entry in row):
         del entry["duration_ms"]
@@ -130,7 +130,7 @@ def test_dumps_without_durations_say_how_to_get_them(tmp_path: Path) -> None:
         analyze([job.write(tmp_path / "dumps")])
 
 
-def test_missing_ranks_are_said(tmp_path: Path) -> None:
+def test_missing_ranks_are_reported(tmp_path: Path) -> None:
     folder = Job(always(2, 15.0)).write(tmp_path / "dumps", ranks=[0, 1, 2])
     analysis = analyze([folder])
     assert analysis.verdict.kind == "insufficient_data"
@@ -140,7 +140,7 @@ def test_missing_ranks_are_said(tmp_path: Path) -> None:
     assert "one rank cannot show" in verdict.summary
 
 
-def test_nobody_is_blamed_for_a_rank_whose_dump_is_missing(tmp_path: Path) -> None:
+def test_rank_with_a_missing_dump_leads_to_no_other_named_rank(tmp_path: Path) -> None:
     # given a rank that makes its tensor-parallel group wait, and so all others, and whose dump is not there
     folder = Job(always(2, 15.0), dp=4, tp=4).write(tmp_path / "dumps", ranks=[rank for rank in range(16) if rank != 2])
     verdict = analyze([folder]).verdict
@@ -151,7 +151,7 @@ def test_nobody_is_blamed_for_a_rank_whose_dump_is_missing(tmp_path: Path) -> No
     assert analyze([folder]).verdict.ranks == [9]
 
 
-def test_a_damaged_dump_is_left_out_with_a_warning(tmp_path: Path) -> None:
+def test_damaged_dump_is_left_out_with_a_warning(tmp_path: Path) -> None:
     folder = Job(always(2, 15.0), dp=2, tp=2).write(tmp_path / "dumps")
     (folder / "dump_0").write_bytes((folder / "dump_0").read_bytes()[:500])
     analysis = analyze([folder])
@@ -164,7 +164,7 @@ def test_a_damaged_dump_is_left_out_with_a_warning(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("duration", [-1.0, float("nan"), float("inf"), 1e30, "1", True, None, [1.0]])
-def test_a_duration_that_makes_no_sense_is_none(tmp_path: Path, duration: object) -> None:
+def test_impossible_duration_is_ignored(tmp_path: Path, duration: object) -> None:
     job = Job(always(2, 15.0))
     for row in job.entries:
         row[50]["duration_ms"] = duration
@@ -174,7 +174,7 @@ def test_a_duration_that_makes_no_sense_is_none(tmp_path: Path, duration: object
 
 
 @pytest.mark.parametrize("side", ["input", "output"])
-def test_what_differs_by_the_data_is_not_waiting(tmp_path: Path, side: str) -> None:
+def test_uneven_all_to_all_is_not_waiting(tmp_path: Path, side: str) -> None:
     # given an all-to-all in which one rank gets little and leaves early
     job = Job(always(-1, 0.0), steps=0)
     for step in range(40):
@@ -187,7 +187,7 @@ def test_what_differs_by_the_data_is_not_waiting(tmp_path: Path, side: str) -> N
     assert analysis.verdict.rank is None
 
 
-def test_the_micro_steps_of_gradient_accumulation_are_no_steps(tmp_path: Path) -> None:
+def test_gradient_accumulation_micro_steps_are_no_steps(tmp_path: Path) -> None:
     # given tensor parallelism in which each step has eight micro-steps, after the last of which gradients are reduced
     job = Job(always(-1, 0.0), dp=4, tp=2, steps=0)
     for step in range(20):
@@ -205,7 +205,7 @@ def test_the_micro_steps_of_gradient_accumulation_are_no_steps(tmp_path: Path) -
     assert analysis.verdict.slowdown == pytest.approx(50 / 35, rel=0.05)
 
 
-def test_fewer_steps_than_show_what_repeats_are_not_enough(tmp_path: Path) -> None:
+def test_dump_of_too_few_steps_is_insufficient_data(tmp_path: Path) -> None:
     # given a buffer in which three steps fit, each of many layers
     verdict = analyze([Job(always(2, 15.0), dp=2, tp=2, steps=3, layers=300).write(tmp_path / "dumps")]).verdict
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
@@ -213,12 +213,12 @@ def test_fewer_steps_than_show_what_repeats_are_not_enough(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("steps", [4, 7])
-def test_that_no_rank_is_late_takes_some_steps(tmp_path: Path, steps: int) -> None:
+def test_balanced_verdict_needs_enough_steps(tmp_path: Path, steps: int) -> None:
     verdict = analyze([Job(always(-1, 0.0), steps=steps).write(tmp_path / "dumps")]).verdict
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
 
 
-def test_a_receiver_is_not_named_for_its_sender(tmp_path: Path) -> None:
+def test_receiver_is_not_named_for_its_sender(tmp_path: Path) -> None:
     # given a rank that waits 15 ms for data from another stage, beside all-reduces that take much longer
     job = Job(always(2, 15.0), steps=0)
     for step in range(40):
@@ -245,28 +245,28 @@ def test_groups_whose_members_are_unknown_are_not_compared(tmp_path: Path) -> No
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
 
 
-def test_dumps_of_different_moments_are_said(tmp_path: Path) -> None:
+def test_dumps_of_different_moments_cause_a_warning(tmp_path: Path) -> None:
     job = Job(always(2, 15.0), steps=80)
     job.entries[0] = job.entries[0][:120]
     analysis = analyze([job.write(tmp_path / "dumps")])
     assert any("at about the same time" in warning for warning in analysis.source.warnings)
 
 
-def test_whole_milliseconds_are_durations(tmp_path: Path) -> None:
+def test_durations_in_whole_milliseconds_are_accepted(tmp_path: Path) -> None:
     job = Job(always(2, 15.0, noise=0.0))
     for entry in (entry for row in job.entries for entry in row):
         entry["duration_ms"] = round(entry["duration_ms"])
     assert analyze([job.write(tmp_path / "dumps", as_json=True)]).verdict.ranks == [2]
 
 
-def test_a_duration_longer_than_the_operation_existed_is_none(tmp_path: Path) -> None:
+def test_duration_longer_than_its_operation_is_ignored(tmp_path: Path) -> None:
     # given one duration of an hour, of an operation that ended after 100 ms
     job = Job(always(2, 15.0))
     job.entries[1][50]["duration_ms"] = 3_600_000.0
     assert analyze([job.write(tmp_path / "dumps")]).verdict.ranks == [2]
 
 
-def test_times_that_stand_still_are_not_a_step(tmp_path: Path) -> None:
+def test_constant_times_are_insufficient_data(tmp_path: Path) -> None:
     job = Job(always(2, 15.0))
     for entry in (entry for row in job.entries for entry in row):
         entry["time_created_ns"] = 1_700_000_000_000_000_000
@@ -274,7 +274,7 @@ def test_times_that_stand_still_are_not_a_step(tmp_path: Path) -> None:
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
 
 
-def test_huge_sizes_do_no_harm(tmp_path: Path) -> None:
+def test_huge_sizes_do_not_change_the_verdict(tmp_path: Path) -> None:
     job = Job(always(2, 15.0))
     for op in ("all_reduce", "all_to_all"):
         late = {rank: 15.0 * (rank == 2) for rank in range(4)}
@@ -282,27 +282,27 @@ def test_huge_sizes_do_no_harm(tmp_path: Path) -> None:
     assert analyze([job.write(tmp_path / "dumps")]).verdict.ranks == [2]
 
 
-def test_a_note_beside_the_dumps_does_not_hide_them(tmp_path: Path) -> None:
+def test_other_file_beside_the_dumps_does_not_hide_them(tmp_path: Path) -> None:
     folder = Job(always(2, 15.0)).write(tmp_path / "dumps", as_json=True)
     (folder / "README.md").write_text("taken while training")
     assert analyze([folder]).verdict.ranks == [2]
 
 
-def test_options_of_traces_are_refused(tmp_path: Path) -> None:
+def test_trace_options_are_refused_for_dumps(tmp_path: Path) -> None:
     folder = Job(always(2, 15.0)).write(tmp_path / "dumps")
     assert analyze([folder], detail=True) == analyze([folder])
     with pytest.raises(InputError, match="for traces"):
         analyze([folder], communication_pattern=re.compile("mine"))
 
 
-def test_text_names_its_source_and_what_to_do(tmp_path: Path) -> None:
+def test_text_names_its_source_and_the_next_action(tmp_path: Path) -> None:
     text = render_text(analyze([Job(always(2, 15.0)).write(tmp_path / "dumps")]), width=100)
     assert "judged by flight recorder" in text
     assert "rankscope run -- torchrun" in text
     assert "on the page" not in text
 
 
-def test_traces_and_other_files_are_not_taken_for_dumps(tmp_path: Path) -> None:
+def test_traces_and_other_files_are_not_read_as_dumps(tmp_path: Path) -> None:
     (tmp_path / "rank-0.json").write_text(json.dumps({"traceEvents": [], "entries": []}))
     with pytest.raises(InputError, match="rank-0"):
         analyze([tmp_path])

@@ -38,7 +38,7 @@ def collective(wait_ns: int, last: int) -> dict[int, CollectiveRecord]:
         ([(0, 0), (0, 0)], []),
     ],
 )
-def test_of_each_delay_the_longest_wait_is_left(waits: list[tuple[int, int]], expected: list[int]) -> None:
+def test_longest_wait_of_each_delay_is_kept(waits: list[tuple[int, int]], expected: list[int]) -> None:
     matches = matched(*(collective(1_000_000 * wait, last) for wait, last in waits))
     result = longest_waits(matches, {"0"})
     assert np.flatnonzero(result.most(result.inside_ns) > TRANSFER_NS).tolist() == expected
@@ -78,11 +78,11 @@ PAIRS = {f"{one}-{other}": [one, other] for one, other in [(0, 2), (2, 4), (1, 3
         PAIRS | {"0-4": [0, 4], "1-5": [1, 5]},
     ],
 )
-def test_stages_are_the_places_in_the_pipeline(groups: dict[str, list[int]]) -> None:
+def test_stages_are_pipeline_positions(groups: dict[str, list[int]]) -> None:
     assert pipeline_stages(calls_of(ranks_of(groups))) == {0: 0, 2: 1, 4: 2, 1: 0, 3: 1, 5: 2}
 
 
-def test_batches_that_all_send_and_receive_are_of_no_pipeline() -> None:
+def test_batched_ring_exchanges_have_no_stages() -> None:
     groups = {"cp0": [0, 1, 2, 3], "cp1": [4, 5, 6, 7]}
     ring = ranks_of(groups)
     for item in ring.values():
@@ -90,7 +90,7 @@ def test_batches_that_all_send_and_receive_are_of_no_pipeline() -> None:
     assert pipeline_stages(calls_of(ring)) == dict.fromkeys(range(8))
 
 
-def test_a_ring_of_single_messages_is_no_pipeline() -> None:
+def test_ring_of_single_messages_is_no_pipeline() -> None:
     pairs = {
         f"{value}-{other}": [value, other] for value, other in [(0, 1), (1, 2), (2, 3), (0, 3), (4, 5), (5, 6), (6, 7), (4, 7)]
     }
@@ -115,7 +115,7 @@ def test_a_ring_of_single_messages_is_no_pipeline() -> None:
         {"pp0": [0, 2, -1], "pp1": [1, 3, 5]},
     ],
 )
-def test_other_forms_have_no_stages(groups: dict[str, list[int]]) -> None:
+def test_other_group_layouts_have_no_stages(groups: dict[str, list[int]]) -> None:
     ranks = ranks_of(groups)
     ranks.pop(-1, None)
     assert pipeline_stages(calls_of(ranks)) == {}
@@ -128,6 +128,6 @@ def test_batches_of_many_messages_are_no_pipeline() -> None:
 
 
 @pytest.mark.parametrize(("start_us", "op"), [(500, "send"), (1000, "coalesced")])
-def test_compute_waits_for_sends_unless_others_start_during_them(start_us: int, op: str) -> None:
+def test_compute_waits_for_sends_unless_receives_start_during_them(start_us: int, op: str) -> None:
     ranks = {0: RankCalls([message("0-1", took_us=1000.0), message("0-2", "recv", start_us=start_us)])}
     assert names(block_on_sends(calls_of(ranks)))[0] == op

@@ -49,7 +49,7 @@ def edit(folder: Path, change: Callable[[int, int, Record], None]) -> Path:
 @pytest.mark.parametrize("verbose", [False, True])
 @pytest.mark.parametrize("fault", ["slow device", "pause of the host"])
 @pytest.mark.parametrize("layout", ["ddp", "fsdp", "tp", "tp x dp"])
-def test_the_rank_that_comes_late_is_named(tmp_path: Path, layout: str, fault: str, *, verbose: bool) -> None:
+def test_late_rank_is_named(tmp_path: Path, layout: str, fault: str, *, verbose: bool) -> None:
     # given the logs of a job in which rank 3 is slow
     analysis = analyze([write_logs(job(layout, fault), tmp_path / "logs", verbose=verbose)])
     verdict = analysis.verdict
@@ -73,14 +73,14 @@ def test_no_rank_is_named_without_a_fault(tmp_path: Path, layout: str, *, verbos
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["slow link", "one hiccup"])
 @pytest.mark.parametrize("layout", ["ddp", "tp x dp"])
-def test_no_rank_is_named_for_a_link_or_for_one_step(tmp_path: Path, layout: str, fault: str) -> None:
+def test_slow_link_or_single_slow_step_names_no_rank(tmp_path: Path, layout: str, fault: str) -> None:
     verdict = analyze([write_logs(job(layout, fault), tmp_path / "logs")]).verdict
     assert (verdict.kind in ("balanced", "insufficient_data"), verdict.rank) == (True, None), verdict.summary
 
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("layout", ["ddp", "tp", "tp x dp"])
-def test_plugins_before_2_30_will_do(tmp_path: Path, layout: str) -> None:
+def test_logs_of_plugins_before_2_30_are_accepted(tmp_path: Path, layout: str) -> None:
     analysis = analyze([write_logs(job(layout), tmp_path / "logs", old=True)])
     assert analysis.verdict.ranks == [3]
     assert any("2.30" in warning and "sends and receives" in warning for warning in analysis.source.warnings)
@@ -89,7 +89,7 @@ def test_plugins_before_2_30_will_do(tmp_path: Path, layout: str) -> None:
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("old", [False, True])
 @pytest.mark.parametrize("layout", ["pp", "pp x tp"])
-def test_pipelines_are_not_judged_by_their_collectives_alone(tmp_path: Path, layout: str, *, old: bool) -> None:
+def test_pipelines_are_not_judged_by_collectives_alone(tmp_path: Path, layout: str, *, old: bool) -> None:
     # given pipelines, whose sends and receives old plugins do not log
     verdict = analyze([write_logs(job(layout, steps=20), tmp_path / "logs", old=old)]).verdict
     assert (verdict.kind, verdict.rank) == ("insufficient_data", None)
@@ -107,13 +107,13 @@ def test_verbose_logs_show_the_slow_rank_of_a_pipeline(tmp_path: Path, layout: s
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(("fault", "named"), [("none", []), ("slow device", [1]), ("slow link", [])])
-def test_a_ring_of_sends_and_receives_has_no_stages(tmp_path: Path, fault: str, named: list[int]) -> None:
+def test_ring_of_sends_and_receives_has_no_stages(tmp_path: Path, fault: str, named: list[int]) -> None:
     verdict = analyze([write_logs(job("ring attention", fault, late=1), tmp_path / "logs", verbose=True)]).verdict
     assert (verdict.ranks, verdict.stage) == (named, None), verdict.summary
 
 
 @pytest.mark.parametrize("numbered", [False, True])
-def test_no_rank_of_a_pipeline_is_named_for_messages_that_are_not_logged(tmp_path: Path, *, numbered: bool) -> None:
+def test_unlogged_messages_of_a_pipeline_name_no_rank(tmp_path: Path, *, numbered: bool) -> None:
     # given logs without receives: too small for the plugin, which does not number these, or overwritten before the dump
     folder = write_logs(job("pp"), tmp_path / "logs", verbose=True)
     for rank in range(8):
@@ -128,7 +128,7 @@ def test_no_rank_of_a_pipeline_is_named_for_messages_that_are_not_logged(tmp_pat
     assert ("all of these" if numbered else "messages that are not in the logs") in verdict.summary
 
 
-def test_parts_of_a_batch_may_end_apart(tmp_path: Path) -> None:
+def test_parts_of_a_batch_that_end_early_blame_no_other_rank(tmp_path: Path) -> None:
     # given batches whose first part ends long before the kernel does
     def shorten(_rank: int, number: int, row: Record) -> None:
         perf = row.get("p2p_perf")
@@ -141,7 +141,7 @@ def test_parts_of_a_batch_may_end_apart(tmp_path: Path) -> None:
     assert analysis.verdict.rank in (3, None), analysis.verdict.summary
 
 
-def test_ranks_are_those_of_the_communicator_of_all_processes(tmp_path: Path) -> None:
+def test_ranks_come_from_the_communicator_of_all_processes(tmp_path: Path) -> None:
     # given a job whose process ids do not ascend with the rank
     folder = edit(write_logs(job(), tmp_path / "logs"), lambda rank, _, row: row["metadata"].update(pid=9000 - rank))
     analysis = analyze([folder])
@@ -149,21 +149,21 @@ def test_ranks_are_those_of_the_communicator_of_all_processes(tmp_path: Path) ->
     assert not analysis.source.warnings
 
 
-def test_without_such_a_communicator_processes_are_numbered_and_named(tmp_path: Path) -> None:
+def test_processes_without_a_world_communicator_are_numbered_and_named(tmp_path: Path) -> None:
     analysis = analyze([write_logs(job("tp x dp"), tmp_path / "logs")])
     host, pid = host_and_pid(3)
     assert any("numbered by host and process id" in warning for warning in analysis.source.warnings)
     assert f"rank 3 is process {pid} on {host}" in analysis.source.warnings
 
 
-def test_numbers_of_nodes_count_as_numbers(tmp_path: Path) -> None:
+def test_numbers_in_node_names_sort_numerically(tmp_path: Path) -> None:
     # given eight hosts, of which the tenth comes after the ninth
     change: Callable[[int, int, Record], None] = lambda rank, _, row: row["metadata"].update(hostname=f"node{rank + 7}")  # noqa: E731
     folder = edit(write_logs(job("tp x dp"), tmp_path / "logs"), change)
     assert analyze([folder]).verdict.ranks == [3]
 
 
-def test_small_messages_that_are_not_logged_do_not_shift_the_others(tmp_path: Path) -> None:
+def test_unlogged_small_messages_do_not_shift_the_others(tmp_path: Path) -> None:
     # given a plugin that ignores the smaller buckets on one rank only
     folder = write_logs(job(), tmp_path / "logs")
     rows = log_of(folder, 5).read_text().splitlines(keepends=True)
@@ -173,7 +173,7 @@ def test_small_messages_that_are_not_logged_do_not_shift_the_others(tmp_path: Pa
     assert analysis.collectives.unmatched_by == {"incomplete": 10}
 
 
-def test_unlogged_collectives_of_each_step_leave_the_answer_open(tmp_path: Path) -> None:
+def test_unlogged_collectives_of_each_step_are_insufficient_data(tmp_path: Path) -> None:
     # given a healthy job in which every other collective is too small to be logged
     folder = write_logs(job(fault="none"), tmp_path / "logs")
     edit(folder, lambda _rank, _number, row: row["coll_perf"].update(coll_sn=2 * row["coll_perf"]["coll_sn"]))
@@ -182,19 +182,19 @@ def test_unlogged_collectives_of_each_step_leave_the_answer_open(tmp_path: Path)
     assert "not in the logs" in verdict.summary
 
 
-def test_the_logs_of_one_rank_are_not_enough(tmp_path: Path) -> None:
+def test_logs_of_one_rank_are_insufficient_data(tmp_path: Path) -> None:
     analysis = analyze([write_logs(job(), tmp_path / "logs", ranks=[3])])
     assert (analysis.verdict.kind, analysis.verdict.rank) == ("insufficient_data", None)
     assert "one rank cannot show" in analysis.verdict.summary
     assert "logs of 1 of 8 ranks" in " ".join(analysis.source.warnings)
 
 
-def test_no_rank_is_named_for_a_rank_whose_log_is_missing(tmp_path: Path) -> None:
+def test_missing_log_leads_to_no_named_rank(tmp_path: Path) -> None:
     folder = write_logs(job("tp x dp"), tmp_path / "logs", ranks=[0, 1, 2, 4, 5, 6, 7])
     assert analyze([folder]).verdict.kind == "insufficient_data"
 
 
-def test_logs_of_an_earlier_job_in_the_same_folder_do_not_count(tmp_path: Path) -> None:
+def test_logs_of_an_earlier_job_are_left_out(tmp_path: Path) -> None:
     # given the logs of a job that was late on rank 3, and those of its restart, which is late on rank 6
     folder = write_logs(job(late=3), tmp_path / "logs")
     before = {path.name: path.read_text() for path in folder.iterdir()}
@@ -215,7 +215,7 @@ def test_logs_of_an_earlier_job_in_the_same_folder_do_not_count(tmp_path: Path) 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["concatenated", "indented", "compressed", "array"])
-def test_other_forms_of_the_same_objects_will_do(tmp_path: Path, form: str) -> None:
+def test_other_encodings_of_the_log_are_accepted(tmp_path: Path, form: str) -> None:
     folder = write_logs(job(), tmp_path / "logs")
     for path in list(folder.iterdir()):
         rows = [json.loads(line) for line in path.read_text().splitlines()]
@@ -230,7 +230,7 @@ def test_other_forms_of_the_same_objects_will_do(tmp_path: Path, form: str) -> N
     assert (analysis.verdict.ranks, analysis.source.warnings) == ([3], [])
 
 
-def test_a_log_that_is_being_written_ends_in_the_middle_of_a_record(tmp_path: Path) -> None:
+def test_incomplete_last_record_of_a_log_is_no_damage(tmp_path: Path) -> None:
     folder = write_logs(job(), tmp_path / "logs")
     path = log_of(folder, 2)
     path.write_text(path.read_text()[:-40])
@@ -265,7 +265,7 @@ SENSELESS: list[object] = [-1, 0, 10**30, 1e300, float("nan"), "1", True, None, 
 
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("key", ["coll_sn", "coll_exec_time_us", "coll_msg_size_bytes", "rank", "n_ranks", "dump_timestamp_us"])
-def test_values_that_make_no_sense_do_no_harm(tmp_path: Path, key: str) -> None:
+def test_absurd_values_do_not_change_the_verdict(tmp_path: Path, key: str) -> None:
     # given one record with each such value in the log of each rank
     def change(_rank: int, number: int, row: Record) -> None:
         if number % 8 == 7 and number // 8 < len(SENSELESS):
@@ -277,7 +277,7 @@ def test_values_that_make_no_sense_do_no_harm(tmp_path: Path, key: str) -> None:
     msgspec.json.encode(analysis)
 
 
-def test_a_huge_communicator_does_not_fill_the_memory(tmp_path: Path) -> None:
+def test_huge_communicator_does_not_exhaust_memory(tmp_path: Path) -> None:
     folder = edit(write_logs(job(), tmp_path / "logs"), lambda _rank, _number, row: row["header"].update(n_ranks=2**24))
     analysis = analyze([folder])
     assert (analysis.verdict.kind, analysis.source.world_size) == ("insufficient_data", 2**24)
@@ -293,14 +293,14 @@ def test_only_the_last_operations_of_long_logs_are_read(tmp_path: Path, monkeypa
     assert not any("no sense" in warning for warning in analysis.source.warnings)
 
 
-def test_durations_of_the_host_are_not_those_of_kernels(tmp_path: Path) -> None:
+def test_host_durations_are_refused(tmp_path: Path) -> None:
     folder = write_logs(job(), tmp_path / "logs")
     edit(folder, lambda _rank, _number, row: row["coll_perf"].update(coll_timing_source="collective_cpu"))
     with pytest.raises(InputError, match="NCCL_INSPECTOR_REQUIRE_KERNEL_TIMING"):
         analyze([folder])
 
 
-def test_one_process_with_several_ranks_is_refused(tmp_path: Path) -> None:
+def test_process_with_several_ranks_is_refused(tmp_path: Path) -> None:
     folder = write_logs(job(), tmp_path / "logs")
     text = "".join(path.read_text() for path in sorted(folder.iterdir()))
     for path in folder.iterdir():
@@ -341,7 +341,7 @@ def test_other_files_beside_the_logs_are_left_out(tmp_path: Path) -> None:
     assert "train.log" in analysis.source.warnings[0]
 
 
-def test_one_unreadable_log_is_left_out(tmp_path: Path) -> None:
+def test_unreadable_log_is_left_out(tmp_path: Path) -> None:
     folder = write_logs(job(), tmp_path / "logs")
     log_of(folder, 6).write_bytes(b"")
     analysis = analyze([str(folder / "*.log")])
@@ -349,14 +349,14 @@ def test_one_unreadable_log_is_left_out(tmp_path: Path) -> None:
     assert any("left out" in warning and log_of(folder, 6).name in warning for warning in analysis.source.warnings)
 
 
-def test_traces_beside_logs_count_first(tmp_path: Path) -> None:
+def test_traces_beside_logs_take_precedence(tmp_path: Path) -> None:
     folder = write_logs(job(), tmp_path / "logs")
     (folder / "rank-0.json").write_text(json.dumps({"traceEvents": []}))
     with pytest.raises(InputError, match="rank-0"):
         analyze([folder])
 
 
-def test_options_of_traces_are_refused(tmp_path: Path) -> None:
+def test_trace_options_are_refused_for_logs(tmp_path: Path) -> None:
     logs = write_logs(job(steps=4), tmp_path / "logs")
     with pytest.raises(InputError, match="for traces"):
         analyze([logs], cycle=1)
@@ -368,7 +368,7 @@ def test_text_names_its_source(tmp_path: Path) -> None:
     assert "judged by nccl inspector" in text
 
 
-def test_statistics_of_each_dump_are_no_damage(tmp_path: Path) -> None:
+def test_dump_statistics_are_no_damage(tmp_path: Path) -> None:
     folder = write_logs(job("tp"), tmp_path / "logs", verbose=True)
     for rank in range(8):
         lines = log_of(folder, rank).read_text().splitlines()
@@ -382,7 +382,7 @@ def test_statistics_of_each_dump_are_no_damage(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("verbose", [True, False])
-def test_verbose_logs_are_asked_for_only_where_they_are_not_verbose(tmp_path: Path, *, verbose: bool) -> None:
+def test_verbose_logs_are_requested_only_where_they_are_missing(tmp_path: Path, *, verbose: bool) -> None:
     logs_of_job = write_logs(job("tp x dp", "slow link"), tmp_path, verbose=verbose)
     summary = analyze([logs_of_job]).verdict.summary
     assert "record the job with `rankscope run`" in summary

@@ -67,7 +67,7 @@ def online(run: Path) -> Analysis:
     return OnlineAnalysis(run).update()
 
 
-def test_waits_of_minutes_in_late_steps_count_like_others(write: Write) -> None:
+def test_waits_of_minutes_in_slow_steps_count_like_others(write: Write) -> None:
     def paused(_rank: int, block: DurationBlock) -> DurationBlock:
         middle = len(block.group) // 2
         took_us = [us if at != middle else 600e6 for at, us in enumerate(block.duration_us)]
@@ -80,7 +80,7 @@ def test_waits_of_minutes_in_late_steps_count_like_others(write: Write) -> None:
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
 @pytest.mark.parametrize("layout", ["fsdp", "tp", "tp x dp"])
-def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Write, layout: str, source: DurationSource) -> None:
+def test_durations_name_the_slow_rank_of_a_run_without_own_times(write: Write, layout: str, source: DurationSource) -> None:
     # given a run of a job in which rank 3 is slow, of whose waits no step record tells
     run = write(layout, "slow device", source)
     for analysis in (analyze([run]), online(run)):
@@ -114,20 +114,20 @@ def test_durations_name_the_rank_of_a_run_that_does_not_know_own_times(write: Wr
         ("flight_recorder", "tp", "none", []),
     ],
 )
-def test_pipelines_are_judged_by_operations_and_no_rank_without_a_fault(
+def test_pipelines_are_judged_by_operations(
     write: Write, source: DurationSource, layout: str, fault: str, named: list[int]
 ) -> None:
     verdict = analyze([write(layout, fault, source)]).verdict
     assert (verdict.ranks, verdict.evidence_source) == (named, source), verdict.summary
 
 
-def test_steps_are_inferred_where_no_time_of_the_host_is_known(write: Write) -> None:
+def test_steps_are_inferred_without_host_times(write: Write) -> None:
     analysis = analyze([write("tp", "slow device", verbose=False)])
     assert analysis.verdict.ranks == [3]
     assert any("inferred" in warning for warning in analysis.source.warnings)
 
 
-def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
+def test_cause_comes_from_the_step_records(write: Write) -> None:
     verdict = analyze([write("tp", "pause of the host", gc_us=lambda rank: 12_000.0 if rank == 3 else 0.0)]).verdict
     assert (verdict.ranks, verdict.cause) == ([3], "gc"), verdict.summary
 
@@ -135,7 +135,7 @@ def test_the_cause_is_that_of_the_step_records(write: Write) -> None:
 @pytest.mark.sampled(5)
 @pytest.mark.parametrize("fault", ["slow device", "late input"])
 @pytest.mark.parametrize("layout", ["ddp", "tp x dp", "pp x tp"])
-def test_a_whole_run_names_the_rank_whatever_shows_it(tmp_path: Path, layout: str, fault: str) -> None:
+def test_run_names_the_slow_rank_by_whichever_evidence_exists(tmp_path: Path, layout: str, fault: str) -> None:
     analysis = analyze([write_run(LayoutJob(LAYOUTS[layout], FAULTS[fault], late=1, steps=STEPS), tmp_path / "run")])
     verdict = analysis.verdict
     assert verdict.ranks == [1], verdict.summary
@@ -150,18 +150,18 @@ def test_a_whole_run_names_the_rank_whatever_shows_it(tmp_path: Path, layout: st
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("fault", ["more tokens", "checkpoint of one rank"])
 @pytest.mark.parametrize("layout", ["ddp", "fsdp"])
-def test_a_cause_that_step_records_show_needs_no_profiled_step(tmp_path: Path, layout: str, fault: str) -> None:
+def test_cause_shown_by_step_records_needs_no_profiled_step(tmp_path: Path, layout: str, fault: str) -> None:
     verdict = analyze([write_run(LayoutJob(LAYOUTS[layout], FAULTS[fault], steps=STEPS), tmp_path / "run")]).verdict
     assert (verdict.ranks, verdict.cause) == ([3], FAULTS[fault].cause), verdict.summary
 
 
-def test_a_host_that_waits_is_not_to_blame_where_its_device_was_not_seen(write: Write) -> None:
+def test_waiting_host_of_an_unprofiled_device_has_unknown_cause(write: Write) -> None:
     verdict = analyze([write("tp", "slow device")]).verdict
     assert (verdict.ranks, verdict.cause) == ([3], "unknown"), verdict.summary
     assert any("rankscope capture" in action for action in verdict.next)
 
 
-def test_what_was_lost_and_what_is_missing_is_said(write: Write) -> None:
+def test_lost_and_missing_records_are_reported(write: Write) -> None:
     def change(rank: int, block: DurationBlock) -> DurationBlock:
         if rank == 5:
             return DurationBlock(source="nccl_inspector", start_unix_ns=1, end_unix_ns=1, missing="no log of it appeared")
@@ -186,7 +186,7 @@ def test_what_was_lost_and_what_is_missing_is_said(write: Write) -> None:
         {"size": [2**60] * 10, "duration_us": [1e300] * 10},
     ],
 )
-def test_blocks_that_make_no_sense_cost_only_themselves(write: Write, broken: dict[str, Any]) -> None:
+def test_absurd_duration_blocks_cost_only_themselves(write: Write, broken: dict[str, Any]) -> None:
     def change(rank: int, block: DurationBlock) -> DurationBlock:
         return msgspec.structs.replace(block, **broken) if rank == 2 else block
 
@@ -195,7 +195,7 @@ def test_blocks_that_make_no_sense_cost_only_themselves(write: Write, broken: di
 
 
 @pytest.mark.parametrize("source", ["nccl_inspector", "flight_recorder"])
-def test_ranks_are_compared_over_the_time_in_which_all_have_records(write: Write, source: DurationSource) -> None:
+def test_ranks_are_compared_over_their_common_time(write: Write, source: DurationSource) -> None:
     def change(rank: int, block: DurationBlock) -> DurationBlock:
         ahead = len(block.group) * ((3 - rank) % 4) // 8
         columns = ("group", "op", "number", "size", "issued_us", "ended_us", "duration_us", "flags")
@@ -206,7 +206,7 @@ def test_ranks_are_compared_over_the_time_in_which_all_have_records(write: Write
     assert analysis.verdict.evidence_source == source
 
 
-def test_own_times_of_step_records_count_first(write: Write, synthetic: Callable[..., SyntheticRun], tmp_path: Path) -> None:
+def test_own_times_of_step_records_take_precedence(write: Write, synthetic: Callable[..., SyntheticRun], tmp_path: Path) -> None:
     run = write("tp", "slow device")
     other = synthetic("other", ranks=8, steps=STEPS).write()
     for rank in range(8):
@@ -216,7 +216,7 @@ def test_own_times_of_step_records_count_first(write: Write, synthetic: Callable
     assert (verdict.evidence_source, verdict.ranks) == ("steps", [])
 
 
-def test_a_block_has_few_bytes_for_each_operation(write: Write) -> None:
+def test_duration_block_takes_few_bytes_per_operation(write: Write) -> None:
     run = write("tp", "slow device")
     file = rank_dir(run, 0, 0) / "durations-000000.jsonl"
     blocks = [msgspec.json.decode(line, type=DurationBlock) for line in file.read_bytes().splitlines()]

@@ -37,45 +37,45 @@ def fault(us: Mapping[str, float]) -> tuple[str | None, list[str], float]:
     return ratios.fault, ratios.names, round(ratios.factor, 3)
 
 
-def test_a_device_is_slow_if_all_kernels_take_longer() -> None:
+def test_device_is_slow_if_all_kernels_take_longer() -> None:
     # Of the names, those with most of the excess.
     costly = ["gemm_large", "flash_fwd", "elementwise", "layer_norm"]
     assert fault({name: 1.3 * us for name, us in USUAL.items()}) == ("device", costly, 1.3)
 
 
-def test_a_low_clock_leaves_kernels_alone_that_memory_limits() -> None:
+def test_low_clock_does_not_slow_memory_bound_kernels() -> None:
     calculate = {name: us * (1.3 if "gemm" in name or "flash" in name else 1.0) for name, us in USUAL.items()}
     assert fault(calculate) == ("device", ["gemm_large", "flash_fwd", "gemm_small"], 1.3)
 
 
 @pytest.mark.parametrize("name", ["gemm_large", "flash_fwd", "elementwise"])
-def test_one_kernel_that_takes_longer_is_no_slow_device(name: str) -> None:
+def test_single_slow_kernel_is_no_slow_device(name: str) -> None:
     assert fault({**USUAL, name: 2 * USUAL[name]}) == ("few_kernels", [name], 2.0)
 
 
-def test_without_another_kernel_a_slow_one_may_be_of_a_slow_device() -> None:
+def test_slow_kernel_without_others_may_be_a_slow_device() -> None:
     times = {0: rank({"gemm": 600.0}), 1: rank({"gemm": 400.0}), 2: rank({"gemm": 400.0})}
     comparison = compare_kernels(times, 0, [1, 2], range(4))
     assert comparison is not None
     assert (comparison.fault, comparison.factor) == (None, 1.5)
 
 
-def test_kernels_that_take_as_long_show_nothing() -> None:
+def test_kernels_of_equal_duration_show_no_fault() -> None:
     assert fault({name: us * (1.01 if "gemm" in name else 0.99) for name, us in USUAL.items()}) == (None, [], 1.0)
 
 
-def test_another_algorithm_has_another_name() -> None:
+def test_other_kernel_names_show_another_algorithm() -> None:
     other = {**USUAL, "gemm_other": 700.0}
     del other["gemm_large"]
     assert fault(other)[0] == "other_kernels"
 
 
-def test_other_grids_are_not_compared() -> None:
+def test_kernels_of_different_grids_are_not_compared() -> None:
     times = {0: rank({name: 1.3 * us for name, us in USUAL.items()}, grid="[192,1,1]"), 1: rank(USUAL), 2: rank(USUAL)}
     assert compare_kernels(times, 0, [1, 2], range(4)) is None
 
 
-def test_the_given_steps_are_compared() -> None:
+def test_kernels_are_compared_in_the_given_steps() -> None:
     slow = [KernelTime("gemm", "[1,1,1]", 40, 500.0, {0: 10.0, 1: 10.0, 2: 20.0, 3: 10.0})]
     usual = [KernelTime("gemm", "[1,1,1]", 40, 400.0, dict.fromkeys(range(4), 10.0))]
     times = {0: DeviceTimes([], slow), 1: DeviceTimes([], usual), 2: DeviceTimes([], usual)}
@@ -85,7 +85,7 @@ def test_the_given_steps_are_compared() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("layout", ["ddp", "moe", "pp"])
-def test_no_rank_of_a_job_without_a_fault_has_slow_kernels(tmp_path: Path, layout: str) -> None:
+def test_job_without_a_fault_has_no_slow_kernels(tmp_path: Path, layout: str) -> None:
     write_traces(LayoutJob(LAYOUTS[layout], FAULTS["none"], steps=6), tmp_path)
     traces, _, _ = read_ranks(*find_traces([tmp_path]), engine=LocalEngine())
     times = {trace.rank: trace.device for trace in traces}
@@ -108,22 +108,22 @@ def more(kernels: Mapping[str, tuple[int, float]]) -> float | None:
     return more_work(times, 0, [1, 2])
 
 
-def test_more_blocks_that_take_more_time_are_more_work() -> None:
+def test_more_blocks_with_more_time_are_more_work() -> None:
     result = more({name: (round(blocks * 1.5), us * 1.5) for name, (blocks, us) in USUAL_BLOCKS.items()})
     assert result == pytest.approx(0.5)
 
 
-def test_a_slow_device_has_no_more_work() -> None:
+def test_slow_device_has_no_more_work() -> None:
     assert more({name: (blocks, us * 1.5) for name, (blocks, us) in USUAL_BLOCKS.items()}) == 0.0
 
 
-def test_kernels_with_one_grid_for_any_work_have_as_much_more_as_others() -> None:
+def test_kernels_with_a_fixed_grid_count_as_the_others() -> None:
     longer = {name: (blocks, us * 1.5) for name, (blocks, us) in USUAL_BLOCKS.items()}
     assert more(longer | {"elementwise": (6144, 150.0)}) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.3])
-def test_another_tiling_is_no_more_work(factor: float) -> None:
+def test_other_tiling_is_no_more_work(factor: float) -> None:
     """Four times the blocks that take no longer than the device is slow."""
     slow = {name: (blocks, us * factor) for name, (blocks, us) in USUAL_BLOCKS.items()}
     result = more(slow | {"attention": (512, 300.0 * factor)})
@@ -131,7 +131,7 @@ def test_another_tiling_is_no_more_work(factor: float) -> None:
     assert result < 0.1
 
 
-def test_without_a_kernel_in_common_nothing_is_known() -> None:
+def test_work_without_a_common_kernel_is_unknown() -> None:
     assert more({"other": (1, 100.0)}) is None
 
 
@@ -160,7 +160,7 @@ COMPUTE = {"sgemm_128x64": (500.0, 505.0, 800.0)}
 
 
 @pytest.mark.parametrize("name", ["my_fused_op_kernel", "triton_ag_rs_persistent"])
-def test_ranks_that_compute_less_wait_longer_in_the_kernel(name: str) -> None:
+def test_ranks_that_compute_less_wait_longer_in_the_unnamed_kernel(name: str) -> None:
     ranks = job(COMPUTE | {name: (310.0, 300.0, 5.0)})
     (row,) = kernels_with_waits(ranks)
     assert (row.name, row.least_us, row.most_us) == (name, 5, 310)
@@ -170,7 +170,7 @@ def test_ranks_that_compute_less_wait_longer_in_the_kernel(name: str) -> None:
     assert name in verdict.summary
 
 
-def test_ranks_that_have_nothing_to_do_are_waited_for_in_the_kernel() -> None:
+def test_wait_for_idle_ranks_is_found_in_the_kernel() -> None:
     # given a rank whose host is late, so that its device is idle while the others wait
     (row,) = kernels_with_waits(
         job({"sgemm_128x64": (500.0, 500.0, 500.0), "my_op": (310.0, 300.0, 5.0)}, idle=(0.0, 0.0, 300.0))
@@ -178,7 +178,7 @@ def test_ranks_that_have_nothing_to_do_are_waited_for_in_the_kernel() -> None:
     assert row.name == "my_op"
 
 
-def test_the_wait_may_be_in_two_kernels() -> None:
+def test_wait_may_be_split_over_two_kernels() -> None:
     result = kernels_with_waits(job(COMPUTE | {"gather_fused": (160.0, 150.0, 5.0), "scatter_fused": (150.0, 150.0, 5.0)}))
     assert [row.name for row in result] == ["gather_fused", "scatter_fused"]
 
@@ -197,11 +197,13 @@ def test_the_wait_may_be_in_two_kernels() -> None:
         ({}, (10, 10, 10)),
     ],
 )
-def test_other_differences_are_no_waits(times: Mapping[str, Sequence[float]], calls: Sequence[int]) -> None:
+def test_kernel_time_differences_of_other_patterns_are_no_waits(
+    times: Mapping[str, Sequence[float]], calls: Sequence[int]
+) -> None:
     ranks = job(COMPUTE | dict(times), calls)
     assert kernels_with_waits(ranks) == []
     assert with_unnamed_waits(ranks, "traces", SETTING) is None
 
 
-def test_kernels_that_surely_compute_are_none_in_which_ranks_wait() -> None:
+def test_compute_kernels_contain_no_waits() -> None:
     assert kernels_with_waits(job(COMPUTE | {"cutlass_gemm": (310.0, 300.0, 5.0)})) == []

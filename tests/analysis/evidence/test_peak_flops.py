@@ -63,7 +63,7 @@ BY_NAME = {row.name: row for row in GPUS}
         ("AMD Instinct MI100", "bf16", 92.3),
     ],
 )
-def test_names_as_torch_gives_them_are_known(name: str, dtype: str, tflops: float) -> None:
+def test_gpu_names_of_torch_are_in_the_table(name: str, dtype: str, tflops: float) -> None:
     result = half_precision(peaks_of(name))
     assert result is not None
     assert result[0] == dtype
@@ -96,13 +96,13 @@ def test_names_as_torch_gives_them_are_known(name: str, dtype: str, tflops: floa
         "a rack of NVIDIA H200",
     ],
 )
-def test_what_is_not_in_the_table_is_not_guessed(name: str | None) -> None:
+def test_gpu_outside_the_table_has_no_peak(name: str | None) -> None:
     assert peaks_of(name) == {}
     assert half_precision(peaks_of(name)) is None
 
 
 @given(st.sampled_from([row.name for row in GPUS]), st.text(min_size=1, max_size=8).filter(lambda text: text.strip() != ""))
-def test_a_name_with_anything_before_it_is_no_name_of_the_table(name: str, text: str) -> None:
+def test_prefixed_gpu_name_is_not_in_the_table(name: str, text: str) -> None:
     assert peaks_of(f"{text}-{name}") == {}
 
 
@@ -138,13 +138,13 @@ UNITS = {
 
 
 @pytest.mark.parametrize("name", UNITS)
-def test_a_peak_is_what_units_and_clock_give(name: str) -> None:
+def test_peak_follows_from_units_and_clock(name: str) -> None:
     units, flop_per_clock, megahertz = UNITS[name]
     assert BY_NAME[name].tflops["fp16"] == pytest.approx(units * flop_per_clock * megahertz / 1e6, rel=0.013)
 
 
 @pytest.mark.parametrize("name", BY_NAME)
-def test_narrower_types_are_twice_as_fast(name: str) -> None:
+def test_narrower_data_types_are_twice_as_fast(name: str) -> None:
     peaks = BY_NAME[name].tflops
     pairs: tuple[tuple[Dtype, Dtype], ...] = (("tf32", "bf16"), ("bf16", "fp8"))
     for wide, narrow in pairs:
@@ -153,7 +153,7 @@ def test_narrower_types_are_twice_as_fast(name: str) -> None:
     assert peaks["fp32"] <= peaks.get("tf32", peaks["fp16"])
 
 
-def test_every_row_says_where_it_is_from() -> None:
+def test_every_gpu_has_a_source() -> None:
     assert len(BY_NAME) == len(GPUS)
     for row in GPUS:
         assert row.sheet
@@ -161,7 +161,7 @@ def test_every_row_says_where_it_is_from() -> None:
         assert all(value > 0 for value in row.tflops.values())
 
 
-def test_the_page_has_the_same_table() -> None:
+def test_documented_gpu_table_equals_the_code() -> None:
     page = (Path(__file__).resolve().parents[3] / "docs" / "gpus.md").read_text()
     lines = re.findall(r"^\| (?!GPU|---).*\|$", page, re.MULTILINE)
     assert lines == [

@@ -40,20 +40,20 @@ def by_design(
     return lambda rank, step: {"phase": "forward", "us": 60_000 * (rank // per_stage) + also(rank, step)}
 
 
-def test_peers_are_the_ranks_of_a_stage_whatever_else_differs() -> None:
+def test_peers_are_the_ranks_of_a_stage() -> None:
     infos = {rank: info(rank, pp=rank // 4, dp=rank // 2 % 2, tp=rank % 2) for rank in range(8)}
     assert peer_groups(range(8), infos) == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert [stage_of(infos[rank]) for rank in (0, 7)] == [0, 1]
 
 
-def test_without_a_pipeline_all_ranks_are_peers() -> None:
+def test_all_ranks_without_a_pipeline_are_peers() -> None:
     infos = {0: info(0, dp=0, tp=0), 1: info(1, dp=0, tp=1), 2: info(2)}
     assert peer_groups(range(4), infos) == [[0, 1, 2, 3]]
     assert stage_of(None) is None
 
 
 @pytest.mark.parametrize("name", ["pp", "pipe", "pipeline", "stage"])
-def test_a_stage_that_takes_longer_by_design_accuses_nobody(synthetic: Synthetic, name: str) -> None:
+def test_stage_slow_by_design_accuses_no_rank_if_stages_are_known(synthetic: Synthetic, name: str) -> None:
     run = synthetic(plan=by_design(2), coordinates=stages(name, 4, 2))
     assert analyze([run.write()]).verdict.kind != "straggler"
     # Without known stages, one of the ranks would be called slow, or both be called normal
@@ -62,7 +62,7 @@ def test_a_stage_that_takes_longer_by_design_accuses_nobody(synthetic: Synthetic
 
 
 @pytest.mark.parametrize("slow", range(4))
-def test_a_slow_rank_is_found_among_its_peers_and_its_stage_is_named(synthetic: Synthetic, slow: int) -> None:
+def test_slow_rank_is_found_among_its_peers_with_its_stage(synthetic: Synthetic, slow: int) -> None:
     plan = by_design(2, lambda rank, _step: 40_000.0 if rank == slow else 0.0)
     analysis = analyze([synthetic(plan=plan, coordinates=stages("pp", 4, 2)).write()])
     verdict = analysis.verdict
@@ -70,13 +70,13 @@ def test_a_slow_rank_is_found_among_its_peers_and_its_stage_is_named(synthetic: 
     assert max(analysis.imposed_wait, key=lambda row: row.imposed_us).rank == slow
 
 
-def test_of_two_slow_ranks_in_two_stages_the_one_that_costs_more_is_named(synthetic: Synthetic) -> None:
+def test_costlier_of_two_slow_ranks_in_two_stages_is_named(synthetic: Synthetic) -> None:
     plan = by_design(3, lambda rank, _step: {1: 30_000.0, 4: 50_000.0}.get(rank, 0.0))
     verdict = analyze([synthetic(ranks=6, plan=plan, coordinates=stages("pp", 6, 3)).write()]).verdict
     assert (verdict.rank, verdict.stage) == (4, 1)
 
 
-def test_stages_of_one_rank_each_have_nobody_to_be_compared_with(synthetic: Synthetic) -> None:
+def test_stages_of_one_rank_have_no_peers_to_compare(synthetic: Synthetic) -> None:
     by_stage = stages("pp", 4, 1)
     analysis = analyze([synthetic(plan=by_design(1), coordinates=by_stage).write()])
     assert (analysis.verdict.kind, analysis.verdict.rank, analysis.verdict.stage) == ("pipeline_bubble", None, 3)
@@ -84,19 +84,19 @@ def test_stages_of_one_rank_each_have_nobody_to_be_compared_with(synthetic: Synt
     assert analysis.imposed_wait == []
 
 
-def test_stages_of_one_rank_each_that_hardly_wait_leave_nothing_to_say(synthetic: Synthetic) -> None:
+def test_stages_of_one_rank_that_hardly_wait_are_insufficient_data(synthetic: Synthetic) -> None:
     verdict = analyze([synthetic(coordinates=stages("pp", 4, 1)).write()]).verdict
     assert verdict.kind == "insufficient_data"
     assert "every pipeline stage is on one rank" in verdict.summary
 
 
 @pytest.mark.parametrize("seed", [20, 31])  # compared within its own stage, one rank is slow beyond chance
-def test_among_many_stages_one_that_noise_makes_stand_out_accuses_nobody(synthetic: Synthetic, seed: int) -> None:
+def test_noise_among_many_stages_accuses_no_rank(synthetic: Synthetic, seed: int) -> None:
     run = synthetic(ranks=32, steps=14, noise=0.4, seed=seed, coordinates=stages("pp", 32, 2))
     assert analyze([run.write()]).verdict.kind != "straggler"
 
 
-def test_among_many_stages_a_rank_that_is_clearly_slow_is_found(synthetic: Synthetic) -> None:
+def test_clearly_slow_rank_is_found_among_many_stages(synthetic: Synthetic) -> None:
     plan = by_design(32, lambda rank, _step: 60_000.0 if rank == 21 else 0.0)
     verdict = analyze([synthetic(ranks=32, steps=14, plan=plan, coordinates=stages("pp", 32, 2)).write()]).verdict
     assert (verdict.kind, verdict.rank, verdict.stage) == ("straggler", 21, 10)
@@ -108,26 +108,26 @@ matrices = st.tuples(st.integers(2, 7), st.integers(0, 600)).flatmap(
 
 
 @given(matrices)
-def test_places_are_those_of_a_sort_and_the_last_is_the_first_maximum(values: NDArray[np.float32]) -> None:
+def test_partial_sort_equals_a_sort_and_the_last_is_the_first_maximum(values: NDArray[np.float32]) -> None:
     places = [0, len(values) // 2, len(values) - 1]
     assert np.array_equal(ordered(values, places), np.sort(values, axis=0)[places])
     assert np.array_equal(last_ranks(values), values.argmax(axis=0))
 
 
 @given(matrices)
-def test_excess_is_over_the_median_of_the_others_to_the_last_digit(values: NDArray[np.float32]) -> None:
+def test_excess_equals_the_difference_to_the_median_of_the_others(values: NDArray[np.float32]) -> None:
     wide = values.astype(np.float64)
     expected = [wide[row] - np.median(np.delete(wide, row, axis=0), axis=0) for row in range(len(wide))]
     assert np.array_equal(excess(values), np.reshape(expected, wide.shape))
 
 
-def test_side_by_side_is_in_the_same_order(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parallel_blocks_keep_their_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(order, "_WORTH_A_THREAD", 0)
     result = of_blocks((2, 1000), lambda steps: (steps.start, steps.stop))
     assert result == [(0, 256), (256, 512), (512, 768), (768, 1000)]
 
 
-def test_a_run_is_judged_alike_on_one_core_and_on_several(synthetic: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_verdict_does_not_depend_on_the_number_of_cores(synthetic: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
     run = synthetic(plan=plan_for(2, us=40_000.0, phase="forward"), ranks=4, steps=600).write()
     alone = analyze_run(run)
     monkeypatch.setattr(order, "_WORTH_A_THREAD", 0)

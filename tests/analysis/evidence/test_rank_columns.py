@@ -81,7 +81,7 @@ def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
 
 
 @given(st.lists(records, min_size=1, max_size=12, unique_by=lambda record: record.step))
-def test_columns_have_what_the_records_have(kept: list[StepRecord]) -> None:
+def test_columns_equal_the_records(kept: list[StepRecord]) -> None:
     columns = columns_of(kept)
     assert columns.step.tolist() == [record.step for record in kept]
     assert columns.start.tolist() == [record.start_unix_ns for record in kept]
@@ -101,7 +101,7 @@ def test_columns_have_what_the_records_have(kept: list[StepRecord]) -> None:
 
 
 @given(st.lists(st.lists(records, max_size=6), max_size=4))
-def test_blocks_are_put_one_after_the_other(blocks: list[list[StepRecord]]) -> None:
+def test_concatenated_blocks_equal_one_block(blocks: list[list[StepRecord]]) -> None:
     together = RankColumns.of([rows_of(*(record for block in blocks for record in block))])
     parts = RankColumns.of([rows_of(*block) for block in blocks])
     assert np.array_equal(parts.step, together.step)
@@ -110,7 +110,7 @@ def test_blocks_are_put_one_after_the_other(blocks: list[list[StepRecord]]) -> N
 
 
 @given(st.lists(records, max_size=12), st.integers(0, 12))
-def test_a_table_has_the_last_record_of_each_step(kept: list[StepRecord], cut: int) -> None:
+def test_table_keeps_the_last_record_of_each_step(kept: list[StepRecord], cut: int) -> None:
     # Given the records of two ranks, some of them of the same step
     table = table_of_records({0: kept, 3: kept[:cut]})
     for row, of_rank in ((0, kept), (1, kept[:cut])):
@@ -123,7 +123,7 @@ def test_a_table_has_the_last_record_of_each_step(kept: list[StepRecord], cut: i
         assert set(table.memory.get((0, 3)[row], np.empty((0, 1)))[:, 0].tolist()) == sampled
 
 
-def test_a_tag_of_a_step_is_of_every_record_of_it() -> None:
+def test_tag_of_a_step_applies_to_each_of_its_records() -> None:
     rows = rows_of(*(StepRecord(step=step, start_unix_ns=10**18, wall_us=1.0) for step in (3, 4, 3)))
     events = [
         StepEvent(step=step, end_unix_ns=1, tags=tags) for step, tags in ((3, ["eval"]), (9, ["eval"]), (-1, ["x"]), (4, []))
@@ -163,7 +163,7 @@ def test_impossible_records_are_left_out_and_counted(name: str, impossible: floa
 
 
 @pytest.mark.parametrize("absurd", [np.nan, np.inf, -np.inf, 3e38, -3e38])
-def test_absurd_times_are_unknown_and_cost_nothing_else(absurd: float) -> None:
+def test_absurd_times_are_unknown_and_leave_other_values(absurd: float) -> None:
     rows = good_rows()
     for name in ("data_us", "forward_us", "blocked_forward_us", "cpu_us", "flops"):
         rows[name][1] = absurd
@@ -179,7 +179,7 @@ def test_absurd_times_are_unknown_and_cost_nothing_else(absurd: float) -> None:
     assert value(columns, "wall_us").tolist() == [2.0] * 3
 
 
-def test_rows_are_left_as_they_are() -> None:
+def test_input_rows_are_not_modified() -> None:
     # Given one row whose columns already have the right layout, in read-only memory
     rows = rows_of(StepRecord(step=1, start_unix_ns=10**18, wall_us=9.0, blocked_us=PhaseTimes(backward=2.0)))
     before = rows.tobytes()
@@ -207,7 +207,7 @@ def test_negative_counts_are_unknown(name: str) -> None:
 
 
 @given(st.lists(st.lists(st.sampled_from(["plain", "impossible", "sampled"]), min_size=1, max_size=4), min_size=1, max_size=4))
-def test_rows_of_several_ranks_at_once_are_those_of_each(kinds: list[list[str]]) -> None:
+def test_rows_of_several_ranks_are_split_into_those_of_each(kinds: list[list[str]]) -> None:
     def row(step: int, kind: str) -> StepRecord:
         wall_us = -1.0 if kind == "impossible" else 100.0 + step
         allocated = 1000 + step if kind == "sampled" else None
@@ -224,7 +224,7 @@ def test_rows_of_several_ranks_at_once_are_those_of_each(kinds: list[list[str]])
 
 
 @given(st.lists(records, max_size=12, unique_by=lambda record: record.step), st.data())
-def test_some_entries_are_those_of_the_records_that_are_kept(kept: list[StepRecord], data: st.DataObject) -> None:
+def test_selected_entries_equal_those_of_the_selected_records(kept: list[StepRecord], data: st.DataObject) -> None:
     keep = data.draw(st.lists(st.booleans(), min_size=len(kept), max_size=len(kept)))
     some = columns_of(kept).where(np.array(keep, dtype=bool))
     alone = columns_of([record for record, wanted in zip(kept, keep, strict=True) if wanted])
@@ -235,7 +235,7 @@ def test_some_entries_are_those_of_the_records_that_are_kept(kept: list[StepReco
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.lists(records, max_size=5)), max_size=6), st.booleans())
-def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
+def test_incrementally_filled_table_equals_one_of_all_records(
     added: list[tuple[int, list[StepRecord]]], ranks_first: bool
 ) -> None:
     # Given records of three ranks that come in any order, steps before others and again among them
@@ -264,7 +264,7 @@ def test_a_table_that_is_filled_little_by_little_is_that_of_all_at_once(
 
 
 @given(st.lists(st.lists(st.integers(0, 20), min_size=1, max_size=4), max_size=4), st.data())
-def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: list[list[int]], data: st.DataObject) -> None:
+def test_bulk_insert_equals_insert_by_rank(turns: list[list[int]], data: st.DataObject) -> None:
     at_once, one_by_one = StepTableBuilder(), StepTableBuilder()
     for builder in (at_once, one_by_one):
         builder.add_ranks(range(3))
@@ -289,7 +289,7 @@ def test_ranks_with_the_same_steps_are_taken_in_at_once_as_one_by_one(turns: lis
 
 
 @pytest.mark.parametrize("first", [0, 1])
-def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
+def test_own_time_is_unknown_for_ranks_without_a_wait_signal(first: int) -> None:
     # Given a rank that waited for no other in its forward phase, and one whose waits are unknown
     times: dict[str, Any] = {"start_unix_ns": 10**18, "wall_us": 9.0, "phases_us": PhaseTimes(forward=5.0)}
     kept = [StepRecord(step=0, **times, blocked_us=blocked) for blocked in (PhaseTimes(backward=1.0), None)]
@@ -303,7 +303,7 @@ def test_own_time_is_known_of_the_ranks_with_a_signal_only(first: int) -> None:
     np.testing.assert_array_equal(table.matrix("own_us"), [[8.0], [np.nan]])
 
 
-def test_what_is_dropped_leaves_the_steps_after_it() -> None:
+def test_dropped_steps_leave_the_later_steps() -> None:
     kept = [StepRecord(step=step, start_unix_ns=10**18, wall_us=1.0 + step, resident_bytes=step) for step in range(9)]
     builder = StepTableBuilder()
     builder.add_ranks([0])
@@ -316,7 +316,7 @@ def test_what_is_dropped_leaves_the_steps_after_it() -> None:
 
 
 @given(st.lists(records, max_size=12), st.lists(st.integers(0, 12), max_size=2))
-def test_metrics_that_are_read_later_are_those_of_the_records(kept: list[StepRecord], cuts: list[int]) -> None:
+def test_postponed_metrics_equal_those_of_the_records(kept: list[StepRecord], cuts: list[int]) -> None:
     first, last = min(cuts, default=0), max(cuts, default=0)
     blocks = [rows_of(*part) for part in (kept[:first], kept[first:last], kept[last:])]
     at_once, later = RankColumns.of([rows_of(*kept)]), RankColumns.of(blocks, POSTPONED_METRICS)
@@ -332,7 +332,9 @@ def test_metrics_that_are_read_later_are_those_of_the_records(kept: list[StepRec
 # Files -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_ranks_come_in_order_whatever_the_threads_do(synthetic: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ranks_keep_their_order_with_any_number_of_threads(
+    synthetic: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
     run: Path = synthetic(ranks=9, steps=30).write()
     add_damaged(steps_file(run, 2), 2)
     tear(steps_file(run, 5))
@@ -362,7 +364,7 @@ def test_tags_come_from_the_events_of_the_rank(synthetic: Callable[..., Any]) ->
 
 
 @given(st.lists(st.lists(st.integers(0, 60))))
-def test_step_ranges_count_what_a_set_would(added: list[list[int]]) -> None:
+def test_step_ranges_count_distinct_steps(added: list[list[int]]) -> None:
     ranges = StepRanges()
     for steps in added:
         ranges.add(np.array(steps, dtype=np.int64))

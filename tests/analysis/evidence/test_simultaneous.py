@@ -72,7 +72,7 @@ def shifted(starts: Starts, offset_ns: Callable[[int], float]) -> Starts:
     return [(start + int(offset_ns(start - START)), wall) for start, wall in starts]
 
 
-def test_profiled_steps_are_compared_only_where_too_few_others_are() -> None:
+def test_profiled_steps_are_compared_only_if_others_are_too_few() -> None:
     few, most = (table_of(lockstep(), profiled=tuple(range(count))) for count in (STEPS // 2, STEPS))
     for table, first in ((few, STEPS // 2), (most, 0)):
         compared = comparable(table, range(RANKS))
@@ -89,7 +89,7 @@ OFTEN = tuple(range(20, STEPS, 25))
     # Between hosts the numbers of the first steps are taken to agree.
     [((30,), False), ((30,), True), (OFTEN, False), (OFTEN, True), ((0,), False)],
 )
-def test_steps_of_a_rank_that_did_more_are_those_of_the_same_time(extra: tuple[int, ...], hosts: bool) -> None:
+def test_extra_steps_of_a_rank_are_renumbered_by_time(extra: tuple[int, ...], hosts: bool) -> None:
     even = lockstep()
     clock_ns = 3_700_000_000 if hosts else 0
     ranks = [even[0], shifted(with_extra(even[1], *extra), lambda _: clock_ns), *even[2:]]
@@ -107,7 +107,7 @@ def test_steps_of_a_rank_that_did_more_are_those_of_the_same_time(extra: tuple[i
     assert any("rank 1" in warning and f"rank {numbers.reference}" in warning for warning in numbers.warnings())
 
 
-def test_uneven_inputs_drift_by_more_at_every_epoch() -> None:
+def test_uneven_inputs_are_renumbered_at_every_epoch() -> None:
     even = lockstep()
     # Rank 0 has no steps at the end of each epoch of 30: it takes part in those of the others.
     ranks = [[step for place, step in enumerate(even[0]) if place % 30 < 27], *even[1:]]
@@ -129,25 +129,25 @@ def test_uneven_inputs_drift_by_more_at_every_epoch() -> None:
         pytest.param(lambda ns: -40_000_000 * (ns > 60 * STEP_US * 1000), id="set back"),
     ],
 )
-def test_clocks_of_hosts_are_no_other_numbers(offset_ns: Callable[[int], float]) -> None:
+def test_clock_offsets_of_hosts_are_no_different_step_numbers(offset_ns: Callable[[int], float]) -> None:
     for rank in range(RANKS):
         ranks = lockstep(seed=rank)
         ranks[rank] = shifted(ranks[rank], offset_ns)
         assert not find_step_numbers(table_of(ranks), infos(hosts=True)).warnings()
 
 
-def test_hosts_of_devices_run_ahead_and_show_nothing() -> None:
+def test_host_times_of_devices_do_not_renumber_steps() -> None:
     even = lockstep()
     ranks = [even[0], with_extra(even[1], 30), *even[2:]]
     assert not find_step_numbers(table_of(ranks), infos(kind="cuda")).warnings()
 
 
-def test_a_stage_that_starts_later_has_the_same_numbers() -> None:
+def test_later_start_of_a_stage_keeps_the_step_numbers() -> None:
     ranks = [shifted(steps, lambda _, rank=rank: 0.3 * rank * STEP_US * 1000) for rank, steps in enumerate(lockstep())]  # type: ignore[misc]
     assert not find_step_numbers(table_of(ranks), infos(stages=True)).warnings()
 
 
-def test_a_pause_and_lost_records_leave_the_numbers() -> None:
+def test_pauses_and_lost_records_keep_the_step_numbers() -> None:
     ranks = lockstep()
     for rank, steps in enumerate(ranks):
         pause = [(start + (2 * 10**9 if place > 40 - (rank != 1) else 0), wall) for place, (start, wall) in enumerate(steps)]
@@ -155,7 +155,7 @@ def test_a_pause_and_lost_records_leave_the_numbers() -> None:
     assert not find_step_numbers(table_of(ranks), infos()).warnings()
 
 
-def test_ranks_that_meet_every_n_steps_run_by_themselves_between() -> None:
+def test_ranks_that_meet_every_n_steps_keep_their_step_numbers() -> None:
     ranks: list[Starts] = []
     for rank in range(RANKS):
         own = STEP_US * (1 - 0.1 * rank)
@@ -196,7 +196,7 @@ def drifted(synthetic: Callable[..., Any]) -> Callable[..., Path]:
     return write
 
 
-def test_a_run_is_judged_as_one_without_drift(drifted: Callable[..., Path]) -> None:
+def test_run_with_drifting_step_numbers_gets_the_same_verdict(drifted: Callable[..., Path]) -> None:
     even, uneven = analyze([drifted("even", 0)]), analyze([drifted("uneven", 1)])
     assert even.verdict.rank == uneven.verdict.rank == 2
     assert uneven.verdict.saves == pytest.approx(even.verdict.saves, rel=0.05)
@@ -205,7 +205,7 @@ def test_a_run_is_judged_as_one_without_drift(drifted: Callable[..., Path]) -> N
     assert not even.source.warnings
 
 
-def test_the_analysis_of_a_live_run_and_whatever_is_read_later_agree(drifted: Callable[..., Path]) -> None:
+def test_live_and_postponed_reads_use_the_renumbered_steps(drifted: Callable[..., Path]) -> None:
     run = drifted("uneven", 1)
     assert OnlineAnalysis(run).update() == analyze([run])
     table = read_evidence(run).table
@@ -217,7 +217,7 @@ def test_the_analysis_of_a_live_run_and_whatever_is_read_later_agree(drifted: Ca
         np.testing.assert_array_equal(read[result], expected[result])
 
 
-def test_profiled_steps_of_other_times_are_not_matched(drifted: Callable[..., Path], add_windows: AddWindows) -> None:
+def test_profiled_steps_at_different_times_are_not_matched(drifted: Callable[..., Path], add_windows: AddWindows) -> None:
     for ahead, matched in ((0, 1), (1, 0)):
         run = drifted(f"by-{ahead}", ahead)
         starts = read_evidence(run).table

@@ -29,7 +29,7 @@ def record(step: int, **fields: Any) -> StepRecord:
     return StepRecord(step=step, start_unix_ns=10**18 + step, wall_us=fields.pop("wall_us", 100.0), **fields)
 
 
-def test_ranks_and_steps_are_the_axes_and_gaps_are_nan() -> None:
+def test_table_axes_are_ranks_and_steps_and_gaps_are_nan() -> None:
     table = table_of_records({5: [record(2), record(3)], 1: [record(3, wall_us=7.0)], 9: []})
     assert table.ranks.tolist() == [1, 5, 9]
     assert table.steps.tolist() == [2, 3]
@@ -41,13 +41,13 @@ def test_ranks_and_steps_are_the_axes_and_gaps_are_nan() -> None:
     assert table.has_record.tolist() == [[False, True], [True, True], [False, False]]
 
 
-def test_missing_is_nan_and_not_zero() -> None:
+def test_missing_metrics_are_nan_and_not_zero() -> None:
     table = table_of_records({0: [record(0)]})
     unknown = set(METRICS) - {"wall_us"}
     assert all(np.isnan(table.matrix(name)).all() for name in unknown)
 
 
-def test_own_time_is_wall_without_blocked_also_per_phase() -> None:
+def test_own_time_is_wall_minus_blocked_time_also_per_phase() -> None:
     row = record(
         0, phases_us=PhaseTimes(forward=40.0, backward=60.0), blocked_us=PhaseTimes(backward=25.0), profiled=True, tags=["eval"]
     )
@@ -69,7 +69,7 @@ def test_own_time_is_wall_without_blocked_also_per_phase() -> None:
     assert table.tagged("checkpoint").tolist() == [[False]]
 
 
-def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> None:
+def test_own_time_on_a_device_needs_its_wait_signal() -> None:
     host, device = PhaseTimes(forward=40.0, backward=60.0), PhaseTimes(forward=30.0, backward=90.0)
     waits = PhaseTimes(backward=50.0)
     step_record = record(0, phases_us=host, device_us=device, device_blocked_us=waits)
@@ -89,11 +89,11 @@ def test_on_a_device_own_time_is_the_devices_where_its_waiting_is_known() -> Non
     assert np.isnan(table.matrix("own_us")[0, 1])
 
 
-def test_a_step_written_twice_counts_as_last_written() -> None:
+def test_last_record_of_a_step_counts() -> None:
     assert table_of_records({0: [record(0), record(0, wall_us=3.0)]}).matrix("wall_us").tolist() == [[3]]
 
 
-def test_loading_takes_the_last_attempt_and_refuses_one_that_is_not_there(synthetic: Callable[..., Any]) -> None:
+def test_loading_uses_the_last_attempt_and_refuses_a_missing_one(synthetic: Callable[..., Any]) -> None:
     reader = RunReader(synthetic(steps=3).write())
     assert StepTable.load(reader).matrix("wall_us").shape == (4, 3)
     assert StepTable.load(reader, 0).attempt == 0
@@ -101,7 +101,7 @@ def test_loading_takes_the_last_attempt_and_refuses_one_that_is_not_there(synthe
         StepTable.load(reader, 7)
 
 
-def test_a_run_without_an_attempt_is_an_empty_table(tmp_path: Path) -> None:
+def test_run_without_an_attempt_is_an_empty_table(tmp_path: Path) -> None:
     create_run(tmp_path, RunInfo(run_id="r", name="r", start_unix_ns=1))
     table = StepTable.load(RunReader(tmp_path))
     assert table.matrix("own_us").shape == (0, 0)
@@ -113,7 +113,7 @@ def test_impossible_records_are_left_out_and_counted(fields: dict[str, Any]) -> 
     assert (table.steps.tolist(), table.damaged) == ([0], {0: 2})
 
 
-def test_a_table_tells_some_steps_as_it_tells_all() -> None:
+def test_selected_steps_of_a_table_equal_those_of_the_whole() -> None:
     table = table_of_records({rank: [record(step, wall_us=10.0 * rank + step) for step in range(9)] for rank in (0, 1)})
     for part in (table, table.columns(table.steps % 3 > 0), table.columns(table.steps > 4)):
         for name in ("wall_us", "cpu_us"):
@@ -123,7 +123,7 @@ def test_a_table_tells_some_steps_as_it_tells_all() -> None:
             assert np.array_equal(part.of_rank(name, 1), whole[1], equal_nan=True)
 
 
-def test_the_last_end_is_the_latest_of_all_ranks() -> None:
+def test_last_end_is_the_latest_of_all_ranks() -> None:
     assert table_of_records({0: []}).last_end_unix_ns == 0
     table = table_of_records({0: [record(0, wall_us=5e6), record(1)], 3: [record(1)]})
     assert table.last_end_unix_ns == pytest.approx(10**18 + 5e9, rel=1e-15)
@@ -142,7 +142,7 @@ def run(synthetic: Callable[..., Any]) -> Any:
     return synthetic(ranks=RANKS, steps=STEPS, plan=plan).write()
 
 
-def test_the_last_steps_are_judged_and_the_others_are_counted(run: Any) -> None:
+def test_last_steps_are_judged_and_the_earlier_ones_counted(run: Any) -> None:
     whole = read_evidence(run)
     evidence = read_evidence(run, most_records=RANKS * LAST)
     assert evidence.table.steps.tolist() == list(range(STEPS - LAST, STEPS))
@@ -155,14 +155,14 @@ def test_the_last_steps_are_judged_and_the_others_are_counted(run: Any) -> None:
         assert evidence.earlier.wall_us[rank] == pytest.approx(before.of_rank("wall_us", row).sum(), rel=0.01)
 
 
-def test_the_last_steps_are_those_of_the_job_not_of_a_rank_that_ended(synthetic: Callable[..., Any]) -> None:
+def test_last_steps_are_those_of_the_job_and_not_of_an_ended_rank(synthetic: Callable[..., Any]) -> None:
     job = synthetic(ranks=RANKS, steps=STEPS).write()
     keep_rows(steps_file(job, 2), STEPS // 2)
     evidence = read_evidence(job, most_records=RANKS * LAST)
     assert evidence.table.steps.tolist() == list(range(STEPS - LAST, STEPS))
 
 
-def test_ranks_that_cannot_be_read_cost_only_themselves(run: Any) -> None:
+def test_unreadable_ranks_cost_only_themselves(run: Any) -> None:
     lost, damaged = rank_dir(run, 0, 0), rank_dir(run, 0, 2)
     shutil.rmtree(lost)
     lost.symlink_to(lost.name)
@@ -173,7 +173,7 @@ def test_ranks_that_cannot_be_read_cost_only_themselves(run: Any) -> None:
     assert analysis_of(evidence).verdict.rank == 3
 
 
-def test_a_run_that_fits_is_read_whole(run: Any) -> None:
+def test_run_within_the_limit_is_read_completely(run: Any) -> None:
     evidence = read_evidence(run, most_records=RANKS * STEPS)
     assert len(evidence.table.steps) == STEPS
     assert evidence.earlier.steps == 0
@@ -218,7 +218,7 @@ def value(columns: RankColumns, name: str) -> NDArray[np.float32]:
 
 
 @given(blocks_of_records, st.sets(st.sampled_from([*METRICS, *MEMORY])))
-def test_what_is_asked_for_is_as_among_all_and_nothing_else_is_kept(blocks: list[list[StepRecord]], metrics: set[str]) -> None:
+def test_requested_metrics_equal_those_of_a_full_load(blocks: list[list[StepRecord]], metrics: set[str]) -> None:
     rows = [rows_of(*block) for block in blocks]
     every, some = RankColumns.of(rows), RankColumns.of(rows, metrics)
     assert some.values.keys() | some.same <= metrics
@@ -229,7 +229,7 @@ def test_what_is_asked_for_is_as_among_all_and_nothing_else_is_kept(blocks: list
 
 
 @given(blocks_of_records)
-def test_blocked_time_is_on_the_clock_of_the_own_time(blocks: list[list[StepRecord]]) -> None:
+def test_blocked_time_uses_the_clock_of_the_own_time(blocks: list[list[StepRecord]]) -> None:
     columns = RankColumns.of([rows_of(*block) for block in blocks], (*ALL_METRICS, *BLOCKED_METRICS))
     for phase in PHASES:
         result = np.nan_to_num(value(columns, f"blocked_{phase}_us"))
@@ -240,7 +240,7 @@ def test_blocked_time_is_on_the_clock_of_the_own_time(blocks: list[list[StepReco
     assert not RankColumns.of([rows_of(*block) for block in blocks]).values.keys() & set(BLOCKED_METRICS)
 
 
-def test_own_time_needs_no_time_of_the_phase_beside_it() -> None:
+def test_own_time_is_loaded_without_the_phase_time() -> None:
     # Given a rank that never waited in forward, so that its own time is the same as all
     rows = rows_of(
         *(StepRecord(step=0, start_unix_ns=1, wall_us=9.0, phases_us=PhaseTimes(forward=7.0), blocked_us=PhaseTimes()),)
@@ -251,7 +251,7 @@ def test_own_time_needs_no_time_of_the_phase_beside_it() -> None:
 
 
 @pytest.mark.parametrize("metrics", [["own_forward_us"], ["wall_us", "own_backward_us", "blocked_backward_us"]])
-def test_a_table_has_the_metrics_that_it_is_loaded_with(synthetic: Callable[..., Any], metrics: list[str]) -> None:
+def test_table_has_the_requested_metrics(synthetic: Callable[..., Any], metrics: list[str]) -> None:
     def late(rank: int, step: int) -> dict[str, Any]:
         return {"blocked_us": PhaseTimes(forward=3.0 * (rank == 2 and step == 4), backward=5.0 * (rank > 0))}
 

@@ -47,7 +47,7 @@ def throughput(
     return result
 
 
-def test_rates_are_of_the_whole_job() -> None:
+def test_rates_cover_the_whole_job() -> None:
     rates = throughput({0: {"samples": 8, "tokens": 4096}, 1: {"samples": 16, "tokens": 1024}})
     assert (rates.samples_per_second, rates.tokens_per_second) == (48.0, 10_240.0)
     assert (rates.samples_per_second_per_rank, rates.tokens_per_second_per_rank) == (24.0, 5_120.0)
@@ -69,31 +69,31 @@ def test_ranks_that_share_a_batch_count_once() -> None:
 
 
 @pytest.mark.parametrize(("dimension", "replicas"), [("dp", 2), ("inter_host", 2), ("ep", 2), ("tp", 1), ("pp", 1), ("cp", 1)])
-def test_a_dimension_that_is_not_known_to_share_samples_divides_them(dimension: str, replicas: int) -> None:
+def test_layout_dimension_determines_whether_samples_are_shared(dimension: str, replicas: int) -> None:
     rates = throughput({rank: {"samples": 8, "coordinates": {dimension: rank}} for rank in (0, 1)})
     assert (rates.replicas, rates.samples_per_second) == (replicas, 16.0 * replicas)
 
 
 @pytest.mark.parametrize("ranks", [{0: {"samples": 8}, 1: {}}, {0: {}, 1: {}}])
-def test_what_a_rank_does_not_tell_nobody_knows(ranks: dict[int, dict[str, Any]]) -> None:
+def test_work_that_one_rank_does_not_report_is_unknown(ranks: dict[int, dict[str, Any]]) -> None:
     rates = throughput(ranks)
     assert (rates.samples_per_second, rates.tokens_per_second, rates.mfu) == (None, None, None)
 
 
-def test_of_some_ranks_of_the_world_there_is_no_rate_of_the_job() -> None:
+def test_incomplete_world_has_no_job_rate() -> None:
     rates = throughput({0: {"samples": 8, "flops": 1e12}}, world_size=4)
     assert (rates.replicas, rates.samples_per_second) == (None, None)
     assert rates.flops_per_second_per_rank == pytest.approx(2e12)
 
 
-def test_mfu_is_against_the_dense_16_bit_peak() -> None:
+def test_mfu_is_relative_to_the_dense_16_bit_peak() -> None:
     rates = throughput({0: {"flops": 78e12}, 1: {"flops": 78e12}}, gpu_name=A100)
     assert (rates.peak_dtype, rates.peak_flops) == ("bf16", 312e12)
     assert rates.mfu == pytest.approx(0.5)
     assert rates.mfu_by_dtype["tf32"] == pytest.approx(1.0)
 
 
-def test_a_gpu_that_the_table_does_not_know_has_no_mfu() -> None:
+def test_gpu_outside_the_table_has_no_mfu() -> None:
     rates = throughput({0: {"flops": 78e12}}, gpu_name="A GPU of tomorrow")
     assert rates.flops_per_second_per_rank == pytest.approx(156e12)
     assert (rates.peak_flops, rates.mfu, rates.mfu_by_dtype) == (None, None, {})
@@ -106,7 +106,7 @@ def test_twice_the_work_in_the_same_time_is_twice_the_mfu(flops: float, wall: fl
     assert two == pytest.approx(2 * result)
 
 
-def test_the_ideal_is_the_first_part_of_the_compute(synthetic: Synthetic) -> None:
+def test_ideal_time_is_part_of_the_compute(synthetic: Synthetic) -> None:
     run = synthetic(
         noise=0.005, fields=lambda _rank, _step: {"flops": 3.12e12, "tokens": 1000}, rank_fields={"gpu_name": A100}
     ).write()

@@ -65,7 +65,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_the_rank_that_holds_the_others_up(name: str) -> None:
+def test_rank_that_delays_the_others_is_the_culprit(name: str) -> None:
     activities, kind, cause, culprits = CASES[name]
     report = hang_by_activity(activities)
     assert (report.kind, report.cause, report.culprits) == (kind, cause, culprits)
@@ -77,14 +77,14 @@ def test_the_rank_that_holds_the_others_up(name: str) -> None:
     assert all(f"rank {rank} on n{rank} (likely)" in text for rank in culprits)
 
 
-def test_the_answer_tells_where_and_for_how_long() -> None:
+def test_answer_names_activity_and_duration() -> None:
     report = hang_by_activity(job(doing(0), doing(1, **BUSY), doing(2), unknown=[7]))
     for fact in ("Rank 1", "loading data", "step 12", "for 40 s", "2 ranks wait", "in backward", "rank 7"):
         assert fact in report.summary
     assert any("py-spy dump --pid 51" in step for step in report.next)
 
 
-def test_a_name_of_a_section_cannot_control_the_terminal() -> None:
+def test_section_name_cannot_control_the_terminal() -> None:
     report = hang_by_activity(job(doing(0), doing(1, "forward", waiting=False, section="\x1b[31m" + "x" * 500)))
     assert report.summary.isprintable()
     assert len(report.summary) < 400
@@ -106,7 +106,7 @@ def read(reader: RunReader) -> Activities | None:
     return read_activities(reader, 0, reader.infos(0), now_unix_ns=NOW)
 
 
-def test_the_files_of_a_run_are_read(tmp_path: Path) -> None:
+def test_activity_files_of_a_run_are_read(tmp_path: Path) -> None:
     activities = read(recorded(tmp_path))
     assert activities is not None
     assert (sorted(activities.doing), activities.unknown, activities.ended) == ([0, 1, 2], [], {})
@@ -116,7 +116,7 @@ def test_the_files_of_a_run_are_read(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "about", [{"updated_unix_ns": NOW - BELIEVED_NS - 1}, {"updated_unix_ns": NOW + BELIEVED_NS + 1}, {"attempt": 1}]
 )
-def test_a_file_of_another_time_or_attempt_is_not_believed(tmp_path: Path, about: dict[str, int]) -> None:
+def test_activity_file_of_another_time_or_attempt_is_ignored(tmp_path: Path, about: dict[str, int]) -> None:
     assert read(recorded(tmp_path, **about)) is None
 
 
@@ -131,7 +131,7 @@ def test_a_file_of_another_time_or_attempt_is_not_believed(tmp_path: Path, about
         b" " * (17 * 2**20),
     ],
 )  # fmt: skip
-def test_a_hostile_file_is_left_out_and_its_rank_is_not_known(tmp_path: Path, content: bytes) -> None:
+def test_hostile_activity_file_is_left_out_and_its_rank_unknown(tmp_path: Path, content: bytes) -> None:
     reader = recorded(tmp_path)
     activity_file(tmp_path, 0, 2).write_bytes(content)
     activities = read(reader)
@@ -139,7 +139,7 @@ def test_a_hostile_file_is_left_out_and_its_rank_is_not_known(tmp_path: Path, co
     assert (sorted(activities.doing), activities.unknown) == ([0, 1], [2])
 
 
-def test_a_pipe_in_place_of_the_file_blocks_nobody(tmp_path: Path) -> None:
+def test_pipe_in_place_of_the_activity_file_does_not_block(tmp_path: Path) -> None:
     reader = recorded(tmp_path)
     activity_file(tmp_path, 0, 2).unlink()
     os.mkfifo(activity_file(tmp_path, 0, 2))
@@ -148,7 +148,7 @@ def test_a_pipe_in_place_of_the_file_blocks_nobody(tmp_path: Path) -> None:
     assert activities.unknown == [2]
 
 
-def test_a_rank_that_has_ended_does_nothing_whatever_its_file_says(tmp_path: Path) -> None:
+def test_ended_rank_has_no_activity_despite_its_file(tmp_path: Path) -> None:
     reader = recorded(tmp_path)
     ended = RankInfo(rank=2, world_size=3, host="h", pid=1, start_unix_ns=1, end_unix_ns=5, end_reason="killed")
     write_record(rank_dir(tmp_path, 0, 2) / "rank.json", ended)
@@ -193,7 +193,7 @@ LATE = job(doing(0), doing(1, **BUSY), doing(2))
         (by_dumps("insufficient_data", moved=False), [1], False),
     ],
 )
-def test_calls_stand_where_they_name_ranks(report: HangReport, culprits: list[int], warned: bool) -> None:
+def test_culprits_from_calls_take_precedence_over_activities(report: HangReport, culprits: list[int], warned: bool) -> None:
     joined = with_activity(report, LATE)
     assert joined.culprits == culprits
     assert bool(joined.warnings) == warned
@@ -201,7 +201,7 @@ def test_calls_stand_where_they_name_ranks(report: HangReport, culprits: list[in
     assert joined.activity.culprits == [1]
 
 
-def test_activities_that_name_no_rank_leave_the_dumps_alone() -> None:
+def test_activities_without_a_culprit_do_not_change_the_dump_report() -> None:
     report = by_dumps("hang", "stuck")
     joined = with_activity(report, job(doing(0), doing(1)))
     assert msgspec.structs.replace(joined, activity=None) == report

@@ -26,7 +26,7 @@ def exchange(dump: dict[str, Any], number: int, transfers: Sequence[str], *, don
 
 
 @pytest.mark.parametrize("batches", [3, 16, 20, 80])
-def test_a_job_that_ended_all_its_batches_does_not_hang(batches: int) -> None:
+def test_job_that_completed_all_batches_does_not_hang(batches: int) -> None:
     dumps = started_job()
     for dump in dumps.values():
         for _ in range(batches):
@@ -35,7 +35,7 @@ def test_a_job_that_ended_all_its_batches_does_not_hang(batches: int) -> None:
     assert (report.kind, report.waiting) == ("no_hang", [])
 
 
-def test_after_many_batches_the_rank_that_does_not_begin_the_next_is_named() -> None:
+def test_rank_that_does_not_begin_the_next_batch_is_named() -> None:
     dumps = started_job()
     for rank, dump in dumps.items():
         for _ in range(40):
@@ -48,7 +48,7 @@ def test_after_many_batches_the_rank_that_does_not_begin_the_next_is_named() -> 
 
 @pytest.mark.parametrize("members", [1, 2])
 @pytest.mark.parametrize("hangs", [False, True])
-def test_ended_batches_are_known_where_only_pending_work_is_dumped(members: int, hangs: bool) -> None:
+def test_completed_batches_are_inferred_from_dumps_of_pending_work(members: int, hangs: bool) -> None:
     # Given dumps that have the members of all batches, which torch never ends, and not the records that close them
     dumps = started_job()
     for rank, dump in dumps.items():
@@ -61,7 +61,7 @@ def test_ended_batches_are_known_where_only_pending_work_is_dumped(members: int,
     assert (report.kind, report.culprits) == (("hang", [2]) if hangs else ("no_hang", []))
 
 
-def test_an_early_exchange_with_a_peer_that_is_not_used_again_has_ended() -> None:
+def test_early_exchange_with_a_peer_not_used_again_has_completed() -> None:
     dumps = started_job()
     exchange(dumps[0], 1, ["send 0->3"], done=True)
     exchange(dumps[3], 1, ["recv 3<-0"], done=True)
@@ -88,7 +88,7 @@ Members = list[tuple[str, tuple[int, ...], tuple[int, ...]]]
         (GATHERS[::-1], "size"),
     ],
 )
-def test_a_rank_whose_batch_differs_is_named(other: Members, what: str) -> None:
+def test_rank_with_a_different_batch_is_named(other: Members, what: str) -> None:
     dumps = started_job()
     for rank, dump in dumps.items():
         batch(dump, other if rank == 2 else GATHERS)
@@ -97,7 +97,7 @@ def test_a_rank_whose_batch_differs_is_named(other: Members, what: str) -> None:
 
 
 @pytest.mark.parametrize("op", ["_broadcast_oop", "_reduce_oop"])
-def test_uneven_parts_are_a_mismatch_only_where_a_rank_has_another_size(op: str) -> None:
+def test_uneven_parts_mismatch_only_if_a_rank_has_another_size(op: str) -> None:
     # Given a gather or scatter of unequal parts, which torch does in one batch with an operation for each part
     parts: Members = [(op, (size,), (size,)) for size in (1, 2, 3, 4)]
     for wrong in (False, True):
@@ -109,7 +109,7 @@ def test_uneven_parts_are_a_mismatch_only_where_a_rank_has_another_size(op: str)
 
 
 @pytest.mark.parametrize("members", [1, 2])
-def test_a_rank_that_stops_within_a_batch_did_not_arrive(members: int) -> None:
+def test_rank_that_stops_within_a_batch_did_not_arrive(members: int) -> None:
     dumps = started_job()
     for rank, dump in dumps.items():
         batch(dump, GATHERS[:members] if rank == 2 else GATHERS, closed=rank != 2)
@@ -129,7 +129,7 @@ def neighbours(rank: int, ranks: int = 4) -> list[str]:
 
 
 @pytest.mark.parametrize("transfers", [ring, neighbours])
-def test_the_transfers_of_a_batch_have_no_order(transfers: Callable[[int], list[str]]) -> None:
+def test_transfers_of_a_batch_have_no_order(transfers: Callable[[int], list[str]]) -> None:
     # Given ranks that all wait for both of their neighbours: this is no deadlock
     dumps = started_job()
     for rank, dump in dumps.items():
@@ -141,9 +141,7 @@ def test_the_transfers_of_a_batch_have_no_order(transfers: Callable[[int], list[
 @pytest.mark.parametrize("transfers", [ring, neighbours])
 @pytest.mark.parametrize("missing", range(4))
 @pytest.mark.parametrize("has_dump", [True, False])
-def test_the_rank_that_does_not_join_an_exchange_is_named(
-    transfers: Callable[[int], list[str]], missing: int, has_dump: bool
-) -> None:
+def test_rank_missing_from_an_exchange_is_named(transfers: Callable[[int], list[str]], missing: int, has_dump: bool) -> None:
     dumps = started_job()
     for rank, dump in dumps.items():
         if rank != missing:
@@ -155,7 +153,7 @@ def test_the_rank_that_does_not_join_an_exchange_is_named(
     assert all(row.waits_for for row in report.waiting)
 
 
-def test_a_rank_held_up_before_its_batch_is_a_deadlock() -> None:
+def test_rank_blocked_before_its_batch_is_a_deadlock() -> None:
     # Given rank 1 that waits in a collective first, to which rank 0 comes after its exchange
     dumps = started_job(2)
     exchange(dumps[0], 1, ["send 0->1", "recv 0<-1"])

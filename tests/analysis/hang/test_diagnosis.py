@@ -49,7 +49,7 @@ def test_real_dumps_name_exactly_the_planted_ranks(shared_data: Path, case: str,
     assert all(before.waits_for == after.rank for before, after in zip(report.chain, report.chain[1:], strict=False))
 
 
-def test_of_real_dumps_any_half_names_no_innocent_rank_for_certain(shared_data: Path) -> None:
+def test_half_of_the_real_dumps_names_no_innocent_rank_as_certain(shared_data: Path) -> None:
     folder = shared_data / "flight_recorder" / "lock_gil_1st"
     choice = random.Random(0)
     for _ in range(20):
@@ -75,7 +75,7 @@ def jobs(draw: st.DrawFn) -> tuple[DumpedJob, int]:
 
 
 @given(jobs(), st.booleans(), st.sampled_from([2000, 7]), st.booleans())
-def test_a_rank_that_stops_is_always_found_and_nobody_else(
+def test_stopped_rank_is_always_the_only_culprit(
     planted: tuple[DumpedJob, int], only_active: bool, ring: int, in_json: bool
 ) -> None:
     job, culprit = planted
@@ -91,7 +91,7 @@ def test_a_rank_that_stops_is_always_found_and_nobody_else(
 
 
 @given(jobs(), st.randoms(use_true_random=False))
-def test_the_order_of_files_changes_nothing(planted: tuple[DumpedJob, int], shuffle: random.Random) -> None:
+def test_file_order_does_not_change_the_report(planted: tuple[DumpedJob, int], shuffle: random.Random) -> None:
     dumps = planted[0].dumps()
     order = list(dumps)
     shuffle.shuffle(order)
@@ -99,14 +99,14 @@ def test_the_order_of_files_changes_nothing(planted: tuple[DumpedJob, int], shuf
 
 
 @given(jobs())
-def test_a_job_that_came_to_its_end_hangs_for_nobody(planted: tuple[DumpedJob, int]) -> None:
+def test_job_that_ran_to_its_end_does_not_hang(planted: tuple[DumpedJob, int]) -> None:
     job, _ = planted
     job.stops.clear()
     report = report_of(job.dumps())
     assert (report.kind, report.culprits, report.waiting) == ("no_hang", [], [])
 
 
-def test_a_rank_without_a_dump_is_likely_where_all_others_are_there() -> None:
+def test_rank_without_a_dump_is_the_likely_culprit_if_all_others_came() -> None:
     job = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3})
     dumps = job.dumps()
     del dumps[2]
@@ -116,14 +116,14 @@ def test_a_rank_without_a_dump_is_likely_where_all_others_are_there() -> None:
     assert report.coverage == 0.75
 
 
-def test_where_most_dumps_are_missing_nobody_is_named() -> None:
+def test_no_rank_is_named_while_most_dumps_are_missing() -> None:
     dumps = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
     report = report_of({0: dumps[0]})
     assert (report.kind, report.culprits, report.suspects) == ("insufficient_data", [], [1, 2, 3])
     assert "3 ranks" in report.summary
 
 
-def test_of_half_a_pipeline_nobody_in_the_other_half_is_picked_out(shared_data: Path) -> None:
+def test_missing_half_of_a_pipeline_yields_suspects_and_no_culprit(shared_data: Path) -> None:
     # Given dumps of the first stage alone, whose eight ranks each wait for another rank of the second
     folder = shared_data / "flight_recorder" / "lock_gil_1st"
     report = analyze_hang([folder / f"_dump_{rank}" for rank in range(8)])
@@ -131,14 +131,14 @@ def test_of_half_a_pipeline_nobody_in_the_other_half_is_picked_out(shared_data: 
     assert report.suspects == list(range(8, 16))
 
 
-def test_a_rank_without_a_dump_is_only_a_suspect_beside_a_late_one() -> None:
+def test_rank_without_a_dump_is_only_a_suspect_beside_a_late_one() -> None:
     dumps = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3, 3: 3}).dumps()
     del dumps[3]
     report = report_of(dumps)
     assert (report.culprits, report.suspects) == ([2], [3])
 
 
-def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
+def test_wait_chain_crosses_groups_to_the_missing_rank() -> None:
     # Given rank 0 that waits for 1 in one group, 1 for 2 in another, 2 for 3 in a third
     groups = {"a": (0, 1), "b": (1, 2), "c": (2, 3)}
     job = DumpedJob(groups, {0: [Call("a")], 1: [Call("b"), Call("a")], 2: [Call("c"), Call("b")], 3: []})
@@ -147,7 +147,7 @@ def test_the_chain_goes_over_groups_to_who_did_not_come() -> None:
     assert [(link.rank, link.waits_for, link.operation.group) for link in report.chain] == [(0, 1, "a"), (1, 2, "b"), (2, 3, "c")]
 
 
-def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> None:
+def test_culprits_of_different_groups_are_shown_with_their_groups() -> None:
     groups = {"0": range(4), "a": (0, 1), "b": (2, 3)}
     start = Call("0")
     calls = {0: [start, Call("a")], 1: [start], 2: [start, Call("b")], 3: [start]}
@@ -160,7 +160,7 @@ def test_culprits_of_different_groups_are_each_said_where_they_were_missed() -> 
     )
 
 
-def test_who_is_awaited_by_more_ranks_is_named_first() -> None:
+def test_culprit_awaited_by_more_ranks_is_named_first() -> None:
     groups = {"0": range(5), "a": (0, 1), "b": (2, 3, 4)}
     start = Call("0")
     calls = {0: [start, Call("a")], 1: [start], 2: [start, Call("b")], 3: [start], 4: [start, Call("b")]}
@@ -179,7 +179,7 @@ def test_ranks_that_wait_for_each_other_are_a_deadlock() -> None:
         assert "Deadlock" in report.summary
 
 
-def test_of_a_deadlock_the_rank_that_is_somewhere_else_is_named() -> None:
+def test_deadlocked_rank_with_another_order_is_named() -> None:
     groups = {"0": (0, 1, 2, 3), "1": (0, 1, 2, 3)}
     calls = {rank: [Call("0"), Call("1")] for rank in range(4)}
     calls[2] = [Call("1"), Call("0")]
@@ -195,7 +195,7 @@ def test_of_a_deadlock_the_rank_that_is_somewhere_else_is_named() -> None:
         (Call("0", dtype="Half"), "dtype"),
     ],
 )
-def test_who_comes_with_something_else_is_named(other: Call, what: str) -> None:
+def test_rank_that_calls_another_operation_is_named(other: Call, what: str) -> None:
     dumps = DumpedJob(WORLD, {rank: [Call("0")] * 2 + [other if rank == 1 else Call("0")] for rank in range(4)}).dumps()
     leave_pending(dumps)
     report = report_of(dumps)
@@ -203,7 +203,7 @@ def test_who_comes_with_something_else_is_named(other: Call, what: str) -> None:
     assert [(mismatch.what, mismatch.sequence) for mismatch in report.mismatches] == [(what, 3)]
 
 
-def test_equal_element_counts_and_unequal_all_to_alls_are_no_mismatch() -> None:
+def test_equal_element_counts_and_uneven_all_to_alls_are_no_mismatch() -> None:
     for first, second in [
         (Call("0", sizes=(8, 4)), Call("0", sizes=(32,))),
         (Call("0", "all_to_all", (3,)), Call("0", "all_to_all", (5,))),
@@ -214,7 +214,7 @@ def test_equal_element_counts_and_unequal_all_to_alls_are_no_mismatch() -> None:
         assert (report.cause, report.mismatches) == ("stuck", [])
 
 
-def test_two_that_disagree_are_both_shown_and_neither_accused() -> None:
+def test_two_ranks_that_disagree_are_shown_and_neither_is_accused() -> None:
     dumps = DumpedJob({"0": (0, 1)}, {0: [Call("0", sizes=(1,))], 1: [Call("0", sizes=(2,))]}).dumps()
     leave_pending(dumps)
     report = report_of(dumps)
@@ -222,7 +222,7 @@ def test_two_that_disagree_are_both_shown_and_neither_accused() -> None:
     assert report.mismatches[0].values == {"1 element": [0], "2 elements": [1]}
 
 
-def test_where_all_have_come_the_group_is_named_and_no_rank() -> None:
+def test_group_is_named_and_no_rank_if_all_ranks_arrived() -> None:
     dumps = DumpedJob.of_events(WORLD, ["0"] * 3, descriptions={"0": "default_pg"}).dumps()
     leave_pending(dumps, state="started")
     report = report_of(dumps)
@@ -232,7 +232,7 @@ def test_where_all_have_come_the_group_is_named_and_no_rank() -> None:
     assert "network" in report.summary
 
 
-def test_a_device_that_never_began_what_the_others_began_is_named() -> None:
+def test_device_that_did_not_start_the_common_operation_is_named() -> None:
     # Given a torch that records starts
     dumps = DumpedJob.of_events(WORLD, ["0"] * 3).dumps()
     for rank, dump in dumps.items():
@@ -244,7 +244,7 @@ def test_a_device_that_never_began_what_the_others_began_is_named() -> None:
     assert (report.cause, report.culprits) == ("not_started", [3])
 
 
-def test_a_send_without_a_receive_waits_for_the_receiver() -> None:
+def test_send_without_a_receive_waits_for_the_receiver() -> None:
     # Given a pipeline of three stages, the last of which does nothing
     dumps = {rank: DumpedJob({"0": (4, 5, 6)}, {rank: [] for rank in (4, 5, 6)}).dumps()[rank] for rank in (4, 5, 6)}
     p2p(dumps[4], "send 0->1", "0", 1)
@@ -256,7 +256,7 @@ def test_a_send_without_a_receive_waits_for_the_receiver() -> None:
     assert (report.collective.op, report.collective.peer) == ("send", 6)
 
 
-def test_transfers_that_both_sides_enqueued_match_in_their_order() -> None:
+def test_transfers_enqueued_on_both_sides_match_in_order() -> None:
     dumps = {rank: DumpedJob({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
     for number in (1, 2):
         p2p(dumps[0], "send 0->1", "0", number)
@@ -266,7 +266,7 @@ def test_transfers_that_both_sides_enqueued_match_in_their_order() -> None:
     assert (report.cause, report.culprits) == ("stuck", [])
 
 
-def test_the_last_record_of_a_coalesced_batch_tells_whether_it_ended() -> None:
+def test_last_record_of_a_coalesced_batch_shows_its_completion() -> None:
     # Given sends that torch never marks, as it times only the batch
     dumps = {rank: DumpedJob({"0": (0, 1)}, {0: [], 1: []}).dumps()[rank] for rank in (0, 1)}
     p2p(dumps[0], "send 0->1", "0", 1)
@@ -278,7 +278,7 @@ def test_the_last_record_of_a_coalesced_batch_tells_whether_it_ended() -> None:
     assert (report.cause, report.culprits) == ("not_arrived", [1])
 
 
-def test_a_job_that_goes_on_hangs_for_no_rank_in_dumps_of_different_times() -> None:
+def test_running_job_dumped_at_different_times_does_not_hang() -> None:
     # Given rank 1 that was dumped while the others still made progress, for half a second
     full = DumpedJob.of_events(WORLD, ["0"] * 100)
     early = DumpedJob.of_events(WORLD, ["0"] * 100, stops={1: 50})
@@ -293,7 +293,7 @@ def test_a_job_that_goes_on_hangs_for_no_rank_in_dumps_of_different_times() -> N
     assert report.waiting[0].waited_s == pytest.approx(59, abs=1)
 
 
-def test_gloo_says_neither_when_something_completed_nor_who_is_in_a_group() -> None:
+def test_gloo_records_neither_completion_nor_group_members() -> None:
     job = DumpedJob.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
     report = report_of(job.dumps())
     assert (report.culprits, report.group.ranks_known if report.group else None) == ([3], False)
@@ -305,7 +305,7 @@ def test_gloo_says_neither_when_something_completed_nor_who_is_in_a_group() -> N
     assert report_of(dumps).culprits == []
 
 
-def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
+def test_gloo_operation_that_timed_out_has_not_completed() -> None:
     # Given ranks that an exception ended after ten minutes, in a collective that rank 3 did not reach
     job = DumpedJob.of_events(WORLD, ["0"] * 4, backend="gloo", descriptions={"0": "default_pg"}, stops={3: 2})
     documents = job.dumps()
@@ -323,7 +323,7 @@ def test_what_gloo_gave_up_when_its_time_was_up_has_not_ended() -> None:
     assert diagnose(dumps).kind == "no_hang"
 
 
-def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> None:
+def test_missing_first_use_of_a_group_is_certain_only_with_pg_status() -> None:
     # Given a group that rank 3 never used, and its dump, which holds only a part of its past
     groups = {"0": (0, 1, 2, 3), "1": (2, 3)}
     job = DumpedJob(groups, {rank: [Call("0")] * 20 + ([Call("1")] if rank == 2 else []) for rank in range(4)})
@@ -335,7 +335,7 @@ def test_a_rank_that_never_used_a_group_is_late_only_where_that_is_known() -> No
     assert [(row.rank, row.cause, row.certain) for row in report.evidence] == [(3, "not_arrived", True)]
 
 
-def test_files_are_read_in_both_forms(tmp_path: Path) -> None:
+def test_dumps_are_read_as_pickle_and_json(tmp_path: Path) -> None:
     dumps = DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps()
     assert analyze_hang([write(tmp_path / "p", dumps)]).culprits == [2]
     assert analyze_hang([write(tmp_path / "j", dumps, form="json")]).culprits == [2]

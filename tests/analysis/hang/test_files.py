@@ -27,7 +27,7 @@ from rankscope.runs.small_files import create_attempt, create_run
 WORLD = {"0": (0, 1, 2, 3)}
 
 
-def test_what_is_too_large_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_dump_is_refused_unread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hang_files, "MAX_BYTES", 100)
     (tmp_path / "dump_0").write_bytes(b"\x80" * 101)
     with pytest.raises(InputError, match="no dump is that large"):
@@ -37,7 +37,7 @@ def test_what_is_too_large_is_refused_unread(tmp_path: Path, monkeypatch: pytest
         load_plain(b"\x80\x02NNNN.")
 
 
-def test_groups_that_share_a_long_list_of_ranks_cost_no_more_than_it() -> None:
+def test_groups_that_share_a_long_rank_list_are_bounded() -> None:
     # Given ten thousand groups of 200,000 ranks each, in a file of a few megabytes
     ranks = str(list(range(200_000)))
     config = {str(number): {"name": str(number), "desc": "", "ranks": ranks} for number in range(10_000)}
@@ -49,7 +49,7 @@ def test_groups_that_share_a_long_list_of_ranks_cost_no_more_than_it() -> None:
 @pytest.mark.parametrize(
     "kind", ["missing", "empty folder", "text", "JSON of something else", "a FIFO", "no rank", "a dump of nothing"]
 )
-def test_what_is_no_dump_is_one_clear_error(kind: str, tmp_path: Path) -> None:
+def test_file_that_is_no_dump_is_a_clear_error(kind: str, tmp_path: Path) -> None:
     path = tmp_path / ("notes" if kind == "no rank" else "dump_0")
     match kind:
         case "text" | "no rank":
@@ -68,12 +68,12 @@ def test_what_is_no_dump_is_one_clear_error(kind: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["nothing", "dump_3"])
-def test_what_is_not_there_is_said_to_be_missing(name: str, tmp_path: Path) -> None:
+def test_missing_path_is_reported_as_missing(name: str, tmp_path: Path) -> None:
     with pytest.raises(InputError, match=f"{name}: no such file or folder"):
         analyze_hang([tmp_path / name])
 
 
-def test_names_that_are_not_utf_8_can_be_said(tmp_path: Path) -> None:
+def test_path_that_is_not_utf_8_can_be_reported(tmp_path: Path) -> None:
     folder = Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff"))
     write(folder, DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())
     (folder / "dump_1").write_bytes(b"")
@@ -82,7 +82,7 @@ def test_names_that_are_not_utf_8_can_be_said(tmp_path: Path) -> None:
     assert msgspec.json.encode(report)
 
 
-def test_a_bad_dump_among_many_is_named_and_left_out(tmp_path: Path) -> None:
+def test_bad_dump_among_many_is_named_and_left_out(tmp_path: Path) -> None:
     folder = write(tmp_path / "dumps", DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps())
     (folder / "dump_1").write_bytes(b"\x80\x02cos\nsystem\n(tR.")
     (folder / "job_0.log").write_text("not a dump, and not taken for one")
@@ -92,7 +92,7 @@ def test_a_bad_dump_among_many_is_named_and_left_out(tmp_path: Path) -> None:
         assert [warning for warning in report.warnings if "dump_1" in warning and "refused" in warning]
 
 
-def test_of_two_dumps_of_a_rank_the_newest_is_read_and_the_other_named(tmp_path: Path) -> None:
+def test_newest_of_two_dumps_of_a_rank_is_read_and_the_other_named(tmp_path: Path) -> None:
     folder = write(tmp_path / "dumps", DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3}).dumps(), waited_s=211)
     old = write(tmp_path / "old", DumpedJob.of_events(WORLD, ["0"] * 5).dumps(), waited_s=60) / "dump_2"
     report = analyze_hang([old, folder])
@@ -116,7 +116,7 @@ def keep(run: Path, dumps: dict[int, dict[str, Any]], occasion: str, waited_s: f
         os.utime(path, ns=(taken, taken))
 
 
-def test_of_a_run_the_dumps_of_the_newest_occasion_are_read(tmp_path: Path) -> None:
+def test_newest_set_of_dumps_of_a_run_is_read(tmp_path: Path) -> None:
     # Given a dump of a healthy job, one of a job whose rank 2 was late, and none of rank 2 when the watchdogs ended the others
     run = recorded_run(tmp_path / "run")
     well, late = DumpedJob.of_events(WORLD, ["0"] * 5), DumpedJob.of_events(WORLD, ["0"] * 5, stops={2: 3})
@@ -133,7 +133,7 @@ def test_of_a_run_the_dumps_of_the_newest_occasion_are_read(tmp_path: Path) -> N
     assert (report.cause, report.culprits, report.coverage) == ("no_dump", [2], 0.75)
 
 
-def test_dumps_of_two_backends_of_a_rank_are_one(tmp_path: Path) -> None:
+def test_dumps_of_two_backends_of_a_rank_are_combined(tmp_path: Path) -> None:
     # Given a job that trains with NCCL and also uses gloo, in which rank 1 is late
     run = recorded_run(tmp_path / "run", 2)
     both = {"0": (0, 1)}
@@ -147,7 +147,7 @@ def test_dumps_of_two_backends_of_a_rank_are_one(tmp_path: Path) -> None:
     assert (report.culprits, report.group.backend if report.group else None) == ([1], "gloo")
 
 
-def test_a_run_without_dumps_says_how_to_get_them(tmp_path: Path) -> None:
+def test_error_for_a_run_without_dumps_names_the_capture_command(tmp_path: Path) -> None:
     run = recorded_run(tmp_path / "run")
     with pytest.raises(InputError, match="capture RUN --flight-recorder"):
         analyze_hang([run])
@@ -157,7 +157,7 @@ def test_a_run_without_dumps_says_how_to_get_them(tmp_path: Path) -> None:
         analyze_hang([tmp_path])
 
 
-def test_json_that_is_damaged_is_an_error(tmp_path: Path) -> None:
+def test_damaged_json_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "dump_0.json"
     text = json.dumps({"version": "2.10", "entries": [], "pg_config": {}})
     for bad in (text[:-1], text.replace("2.10", "\\ud800"), "{" * 10_000, '{"version": 1, "entries": ' + "[" * 5000):
@@ -182,7 +182,7 @@ def test_dumps_of_an_attempt_are_read_by_its_folder(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
 @pytest.mark.parametrize("version", ["2.11", "2.99", "3.0", "10"])
-def test_dumps_of_a_newer_version_are_read_with_one_warning(tmp_path: Path, version: str, form: str) -> None:
+def test_newer_dump_version_is_read_with_one_warning(tmp_path: Path, version: str, form: str) -> None:
     job = DumpedJob.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
     dumps = {rank: {**dump, "version": version, "later": [1]} for rank, dump in job.dumps().items()}
     report = analyze_hang([write(tmp_path / "dumps", dumps, form=form)])
@@ -193,14 +193,14 @@ def test_dumps_of_a_newer_version_are_read_with_one_warning(tmp_path: Path, vers
 
 
 @pytest.mark.parametrize("version", ["2.10", "2.4", "2.0", "1.5", "", "next", 3, None])
-def test_versions_that_are_known_or_are_none_give_no_warning(tmp_path: Path, version: object) -> None:
+def test_known_or_missing_dump_version_gives_no_warning(tmp_path: Path, version: object) -> None:
     job = DumpedJob.of_events({"0": range(4)}, ["0"] * 3, stops={2: 2})
     dumps = {rank: {**dump, "version": version} for rank, dump in job.dumps().items()}
     assert analyze_hang([write(tmp_path / "dumps", dumps)]).warnings == []
 
 
 @pytest.mark.parametrize("change", [{"entries": [{"id": 1}]}, {"entries": {"0": []}}, {"entries": None, "pg_config": None}])
-def test_a_newer_version_that_cannot_be_read_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_unreadable_newer_dump_version_is_named(tmp_path: Path, change: dict[str, Any]) -> None:
     dump = DumpedJob.of_events({"0": range(2)}, ["0"]).dumps()[0]
     document = {key: value for key, value in {**dump, "version": "3.0", **change}.items() if value is not None}
     with pytest.raises(InputError, match=r"version 3\.0.*2\.10"):

@@ -46,7 +46,7 @@ def hung(synthetic: Synthetic, *, wait_s: float, stops: dict[int, int], end: str
     return run
 
 
-def test_a_silent_run_whose_dumps_show_a_hang_hangs(synthetic: Synthetic) -> None:
+def test_silent_run_with_dumps_of_a_hang_is_a_hang(synthetic: Synthetic) -> None:
     # Given a run of the year 2001 whose ranks never recorded an end
     run = hung(synthetic, wait_s=60, stops={2: 3})
     analysis = analyze([run])
@@ -59,13 +59,13 @@ def test_a_silent_run_whose_dumps_show_a_hang_hangs(synthetic: Synthetic) -> Non
 
 
 @pytest.mark.parametrize("end", ["killed", "interrupted"])
-def test_ranks_that_the_watchdog_or_a_person_ended_hung(synthetic: Synthetic, end: str) -> None:
+def test_ranks_ended_by_watchdog_or_user_are_reported_as_a_hang(synthetic: Synthetic, end: str) -> None:
     verdict = analyze([hung(synthetic, wait_s=60, stops={2: 3}, end=end)]).verdict
     assert (verdict.kind, verdict.ranks) == ("hang", [2])
     assert ("error output" in verdict.next[-1]) == (end == "killed")
 
 
-def test_the_verdict_has_the_line_of_the_script_where_the_culprit_was_last(synthetic: Synthetic) -> None:
+def test_verdict_names_the_last_script_line_of_the_culprit(synthetic: Synthetic) -> None:
     # Given dumps with stacks, whose innermost frames are of libraries, and a script in a folder of the name of this package
     recorder = Path(rankscope.analysis.__file__).parents[1] / "profiler/rank/wrappers/ddp.py"
     run = hung(synthetic, wait_s=60, stops={2: 3})
@@ -91,13 +91,11 @@ def test_the_verdict_has_the_line_of_the_script_where_the_culprit_was_last(synth
         (1, {2: 3}, None),  # nor does a wait of one second
     ],
 )
-def test_without_a_hang_the_verdict_is_what_it_was(
-    synthetic: Synthetic, wait_s: float, stops: dict[int, int], end: str | None
-) -> None:
+def test_verdict_without_a_hang_is_unchanged(synthetic: Synthetic, wait_s: float, stops: dict[int, int], end: str | None) -> None:
     assert analyze([hung(synthetic, wait_s=wait_s, stops=stops, end=end)]).verdict.kind == "balanced"
 
 
-def test_a_run_that_made_steps_after_its_dumps_hangs_no_longer(synthetic: Synthetic) -> None:
+def test_run_with_steps_after_its_dumps_does_not_hang(synthetic: Synthetic) -> None:
     run = hung(synthetic, wait_s=60, stops={2: 3})
     later = load(steps_file(run, 0))[-1:]
     later["step"] += 1
@@ -111,7 +109,7 @@ def test_a_run_that_made_steps_after_its_dumps_hangs_no_longer(synthetic: Synthe
     assert any("by the dumps alone: Rank 2" in warning for warning in report.warnings)
 
 
-def test_the_report_on_dumps_says_how_old_they_are(synthetic: Synthetic) -> None:
+def test_report_shows_the_age_of_the_dumps(synthetic: Synthetic) -> None:
     run = hung(synthetic, wait_s=60, stops={2: 3})
     report = analyze_job([run])
     assert report.dumped_unix_ns is not None
@@ -120,7 +118,7 @@ def test_the_report_on_dumps_says_how_old_they_are(synthetic: Synthetic) -> None
     assert re.search(r"dumps of 4 of 4 ranks, taken .*, 4[5-9] s ago", render_text(fresh))
 
 
-def test_dumps_that_cannot_be_read_change_nothing(synthetic: Synthetic) -> None:
+def test_unreadable_dumps_do_not_change_the_verdict(synthetic: Synthetic) -> None:
     run = hung(synthetic, wait_s=60, stops={2: 3})
     for path in flight_dir(run, 0).iterdir():
         path.write_bytes(b"\x80\x02cos\nsystem\n(tR.")

@@ -32,7 +32,7 @@ def hung_job() -> Documents:
 
 
 @pytest.mark.parametrize("first", [1, 4, 41_230])
-def test_numbers_in_names_that_are_no_ranks_are_an_error(tmp_path: Path, first: int) -> None:
+def test_file_numbers_that_are_no_ranks_are_an_error(tmp_path: Path, first: int) -> None:
     folder = write(tmp_path, {first + rank: dump for rank, dump in hung_job().items()})
     for analysis in (analyze_hang, analyze):
         with pytest.raises(InputError) as error:
@@ -48,14 +48,14 @@ def test_local_ranks_of_two_hosts_are_an_error(tmp_path: Path) -> None:
     assert "global rank" in str(error.value)
 
 
-def test_local_ranks_are_an_error_where_a_group_of_the_host_lacks_them(tmp_path: Path) -> None:
+def test_local_ranks_outside_a_group_of_the_host_are_an_error(tmp_path: Path) -> None:
     dumps = DumpedJob.of_events({"0": range(4), "1": (0, 1), "2": (2, 3)}, ["0", "1", "2"] * 3).dumps()
     with pytest.raises(InputError) as error:
         analyze_hang([write(tmp_path, {rank - 2: dumps[rank] for rank in (2, 3)})])
     assert "name the files by rank" in str(error.value)
 
 
-def test_sends_and_receives_show_the_rank_of_a_dump(tmp_path: Path) -> None:
+def test_sends_and_receives_reveal_the_rank_of_a_dump(tmp_path: Path) -> None:
     dumps = hung_job()
     for rank, dump in dumps.items():
         ended = {"state": "completed", "retired": True, "record_id": -1}
@@ -66,7 +66,7 @@ def test_sends_and_receives_show_the_rank_of_a_dump(tmp_path: Path) -> None:
     assert any("dump_502" in warning and "rank 2" in warning for warning in report.warnings)
 
 
-def test_a_dump_of_no_rank_of_a_complete_job_is_left_out(tmp_path: Path) -> None:
+def test_extra_dump_of_a_complete_job_is_left_out(tmp_path: Path) -> None:
     dumps = hung_job()
     report = analyze_hang([write(tmp_path, {**dumps, 77: dumps[0]})])
     assert report.culprits == [2]
@@ -83,7 +83,7 @@ def test_dumps_of_an_earlier_larger_job_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("calls", [5, 500])
-def test_the_old_dump_of_a_rank_that_left_none_is_left_out(tmp_path: Path, calls: int) -> None:
+def test_old_dump_of_a_rank_without_a_new_one_is_left_out(tmp_path: Path, calls: int) -> None:
     dumps = hung_job()
     write(tmp_path, {2: job_dumps(calls=calls, days_ago=1)[2]}, waited_s=211 - DAY_S)
     del dumps[2]
@@ -103,7 +103,7 @@ def test_hang_and_analyze_read_the_same_dumps_among_other_files(tmp_path: Path, 
     assert analyze([folder]).verdict.rank == 2
 
 
-def test_dumps_are_dumps_whatever_their_first_key_is(tmp_path: Path) -> None:
+def test_dumps_are_recognised_with_any_first_key(tmp_path: Path) -> None:
     for rank, dump in hung_job().items():
         (tmp_path / f"dump_{rank}.json").write_text(json.dumps({"host_name": "n1", **as_json(dump)}))
     assert analyze_hang([tmp_path]).culprits == [2]
@@ -111,7 +111,7 @@ def test_dumps_are_dumps_whatever_their_first_key_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["pickle", "json"])
-def test_the_folder_above_folders_of_dumps_names_them(tmp_path: Path, form: str) -> None:
+def test_parent_of_dump_folders_is_an_error_that_names_the_folders(tmp_path: Path, form: str) -> None:
     dumps = hung_job()
     for host, ranks in {"n1": (0, 1), "n2": (2, 3)}.items():
         write(tmp_path / host, {rank: dumps[rank] for rank in ranks}, form=form)
@@ -124,7 +124,7 @@ def test_the_folder_above_folders_of_dumps_names_them(tmp_path: Path, form: str)
 
 
 @pytest.mark.parametrize("with_groups", [True, False])
-def test_a_rank_whose_recorder_is_off_is_not_accused(tmp_path: Path, with_groups: bool) -> None:
+def test_rank_without_a_flight_recorder_is_not_accused(tmp_path: Path, with_groups: bool) -> None:
     dumps = hung_job()
     dumps[1] |= {"entries": [], "pg_status": {}} | ({} if with_groups else {"pg_config": {}})
     report = analyze_hang([write(tmp_path, dumps)])
@@ -132,7 +132,7 @@ def test_a_rank_whose_recorder_is_off_is_not_accused(tmp_path: Path, with_groups
     assert any("rank 1" in warning and "TORCH_FR_BUFFER_SIZE" in warning for warning in report.warnings)
 
 
-def test_a_rank_whose_recorder_is_off_is_likely_where_all_others_came(tmp_path: Path) -> None:
+def test_rank_without_a_flight_recorder_is_likely_if_all_others_came(tmp_path: Path) -> None:
     dumps = job_dumps(stops={1: 9})
     dumps[1] |= {"entries": [], "pg_status": {}}
     report = analyze_hang([write(tmp_path, dumps)])
@@ -141,7 +141,7 @@ def test_a_rank_whose_recorder_is_off_is_likely_where_all_others_came(tmp_path: 
 
 
 @pytest.mark.parametrize("change", [{"collective_seq_id": "10"}, {"record_id": None}, {"process_group": "0"}])
-def test_a_record_that_cannot_be_read_may_be_the_one_that_is_missed(tmp_path: Path, change: dict[str, Any]) -> None:
+def test_unreadable_record_makes_the_culprit_uncertain(tmp_path: Path, change: dict[str, Any]) -> None:
     dumps = hung_job()
     dumps[2]["entries"].append(dumps[0]["entries"][-1] | change)
     report = analyze_hang([write(tmp_path, dumps)])
@@ -150,7 +150,7 @@ def test_a_record_that_cannot_be_read_may_be_the_one_that_is_missed(tmp_path: Pa
 
 @pytest.mark.parametrize("version", ["1.5", "2.10", "3.0"])
 @pytest.mark.parametrize("field", ["collective_seq_id", "record_id", "process_group", "profiling_name"])
-def test_dumps_without_a_readable_record_are_an_error_that_says_why(tmp_path: Path, version: str, field: str) -> None:
+def test_dumps_without_a_readable_record_are_an_error_with_the_field(tmp_path: Path, version: str, field: str) -> None:
     dumps = hung_job()
     for dump in dumps.values():
         dump["version"] = version
@@ -162,7 +162,7 @@ def test_dumps_without_a_readable_record_are_an_error_that_says_why(tmp_path: Pa
     assert field in str(error.value)
 
 
-def test_a_rank_none_of_whose_records_can_be_read_is_left_out(tmp_path: Path) -> None:
+def test_rank_without_a_readable_record_is_left_out(tmp_path: Path) -> None:
     dumps = hung_job()
     for entry in dumps[2]["entries"]:
         entry["collective_seq_id"] = str(entry["collective_seq_id"])

@@ -67,7 +67,7 @@ def same(sizes: tuple[Sizes, Sizes], ranks: int = 4) -> dict[int, tuple[Sizes, S
     return dict.fromkeys(range(ranks), sizes)
 
 
-def test_the_names_here_cover_the_table() -> None:
+def test_tested_operation_names_cover_the_table() -> None:
     names = {operation_name(name) for name in (*EQUAL, *WITH_PARTS, *WITHOUT)}
     collectives = {
         op for op, row in OPERATIONS.items() if row.rule != "pair" and not row.excluded.startswith(("p2p", "expert"))
@@ -77,14 +77,14 @@ def test_the_names_here_cover_the_table() -> None:
     assert not any(operation(operation_name(name)).has_one_type for name in WITHOUT)
 
 
-def test_the_names_here_cover_those_of_torch() -> None:
+def test_tested_operation_names_cover_those_of_torch() -> None:
     types = pytest.importorskip("torch.distributed.flight_recorder.components.types")
     assert {*EQUAL, *WITH_PARTS, *WITHOUT} >= types.COLLECTIVES
 
 
 @pytest.mark.parametrize("side", [0, 1])
 @pytest.mark.parametrize("op", EQUAL)
-def test_the_rank_with_another_size_is_named_under_every_name(op: str, side: int) -> None:
+def test_rank_with_another_size_is_named_for_every_operation(op: str, side: int) -> None:
     sizes = same(EQUAL[op])
     assert diagnosed(op, sizes).cause == "stuck"
     changed = [[list(shape) for shape in shapes] for shapes in EQUAL[op]]
@@ -96,7 +96,7 @@ def test_the_rank_with_another_size_is_named_under_every_name(op: str, side: int
 
 
 @pytest.mark.parametrize("op", [*EQUAL, "all_to_all", "all_to_all_v_single", "all_gather_v"])
-def test_the_rank_with_another_data_type_is_named_under_every_name(op: str) -> None:
+def test_rank_with_another_data_type_is_named_for_every_operation(op: str) -> None:
     sizes = EQUAL.get(op, ([[8]], [[8]]))
     other = {f"{side}_dtypes": ["Half"] * len(shapes) for side, shapes in zip(("input", "output"), sizes, strict=True)}
     report = diagnosed(op, same(sizes), of_rank={2: other})
@@ -104,7 +104,7 @@ def test_the_rank_with_another_data_type_is_named_under_every_name(op: str) -> N
     assert (report.mismatches[0].what, report.mismatches[0].values) == ("dtype", {"Float": [0, 1, 3], "Half": [2]})
 
 
-def test_the_data_type_of_a_rank_that_sends_nothing_does_not_matter() -> None:
+def test_data_type_of_a_rank_that_sends_no_data_is_ignored() -> None:
     sizes: dict[int, tuple[Sizes, Sizes]] = {0: ([[0]], [[4]]), 1: ([[4]], [[2]]), 2: ([[2]], [[0]])}
     assert diagnosed("all_to_all", sizes, of_rank={0: {"input_dtypes": ["Half"]}}).cause == "stuck"
 
@@ -120,7 +120,7 @@ def test_two_names_of_one_operation_are_no_mismatch() -> None:
     assert diagnosed("_all_gather_base", same(EQUAL["_all_gather_base"]), of_rank={1: other}).cause == "stuck"
 
 
-def test_the_tensor_of_a_coalesced_collective_that_differs_is_shown() -> None:
+def test_different_tensor_of_a_coalesced_collective_is_shown() -> None:
     # Given equal sums
     report = diagnosed("allreduce_coalesced", {**same(([[8], [4], [2]], [])), 3: ([[8], [2], [4]], [])})
     assert report.culprits == [3]
@@ -130,19 +130,19 @@ def test_the_tensor_of_a_coalesced_collective_that_differs_is_shown() -> None:
     assert report.mismatches[0].values == {"12 elements in 1 tensor": [0], "12 elements in 2 tensors": [1, 2, 3]}
 
 
-def test_all_tensors_count_however_many() -> None:
+def test_all_tensors_of_a_coalesced_collective_are_compared() -> None:
     many = [[1]] * 200
     report = diagnosed("all_gather_into_tensor_coalesced", {**same((many, [])), 1: ([*many[:-1], [2]], [])})
     assert report.culprits == [1]
 
 
-def test_a_root_that_sends_another_size_is_named_although_it_has_ended() -> None:
+def test_root_with_another_size_is_named_although_it_completed() -> None:
     ended = {"state": "completed", "retired": True, "time_discovered_completed_ns": 1_790_000_000_500_000_000}
     report = diagnosed("broadcast", {**same(([[8]], [[8]])), 0: ([[9]], [[9]])}, of_rank={0: ended})
     assert (report.cause, report.culprits) == ("mismatch", [0])
 
 
-def test_ranks_whose_sizes_are_not_in_the_dump_are_not_named() -> None:
+def test_ranks_with_unknown_sizes_are_not_named() -> None:
     unknown: dict[int, tuple[Sizes, Sizes]] = {0: ([], []), 1: ([], [])}
     assert diagnosed("all_reduce", {**same(([[8]], [[8]])), **unknown}).cause == "stuck"
     report = diagnosed("all_reduce", {**same(([[8]], [[8]]), 5), 0: ([], []), 4: ([[7]], [[7]])})
@@ -166,7 +166,7 @@ def exchange(sent: Sequence[Sequence[int]]) -> dict[int, tuple[Sizes, Sizes]]:
 UNEVEN = [[1, 2, 3], [4, 0, 6], [7, 8, 9]]
 
 
-def test_the_pair_whose_splits_differ_is_shown_and_neither_is_named() -> None:
+def test_pair_with_different_splits_is_shown_and_neither_rank_named() -> None:
     assert diagnosed("all_to_all", exchange(UNEVEN)).cause == "stuck"
     # Given splits whose totals agree
     sizes = exchange(UNEVEN)
@@ -179,7 +179,7 @@ def test_the_pair_whose_splits_differ_is_shown_and_neither_is_named() -> None:
     assert "Ranks 1, 2 do not agree" in report.summary
 
 
-def test_the_rank_whose_splits_differ_from_all_others_is_named() -> None:
+def test_rank_whose_splits_differ_from_all_others_is_named() -> None:
     sizes = exchange(UNEVEN)
     sizes[2] = (splits([7, 8, 9]), splits([2, 7, 9]))
     report = diagnosed("all_to_all", sizes)
@@ -187,7 +187,7 @@ def test_the_rank_whose_splits_differ_from_all_others_is_named() -> None:
     assert [(part.sender, part.receiver) for part in report.mismatches[0].parts] == [(0, 2), (1, 2)]
 
 
-def test_splits_beside_one_tensor_show_the_pair() -> None:
+def test_splits_recorded_beside_one_tensor_identify_the_pair() -> None:
     sent = {0: [3, 5], 1: [2, 2]}
     expected = {0: [3, 2], 1: [4, 2]}
     sizes: dict[int, tuple[Sizes, Sizes]] = {rank: ([[sum(sent[rank])]], [[sum(expected[rank])]]) for rank in sent}
@@ -202,7 +202,7 @@ def test_splits_beside_one_tensor_show_the_pair() -> None:
 
 @pytest.mark.parametrize("json", [False, True])
 @pytest.mark.parametrize("op", ["all_to_all", "all_to_all_single", "all_to_all_v_single"])
-def test_totals_of_an_all_to_all_that_do_not_add_up_accuse_no_rank(op: str, json: bool) -> None:
+def test_inconsistent_totals_of_an_all_to_all_accuse_no_rank(op: str, json: bool) -> None:
     # Given tensors whose splits are not in the dump, uneven but right
     sizes: dict[int, tuple[Sizes, Sizes]] = {0: ([[16, 2]], [[20, 2]]), 1: ([[10, 2]], [[4, 2]]), 2: ([[5, 2]], [[7, 2]])}
     report = diagnosed(op, sizes, json=json)
@@ -218,20 +218,20 @@ def test_totals_of_an_all_to_all_that_do_not_add_up_accuse_no_rank(op: str, json
     assert "60" in report.summary
 
 
-def test_splits_that_are_in_the_dumps_are_not_asked_for() -> None:
+def test_recorded_splits_are_not_requested() -> None:
     report = diagnosed("all_to_all", exchange([[4, 4], [4, 4]]))
     assert (report.cause, "splits" in report.summary) == ("stuck", False)
     assert "splits" not in diagnosed("all_reduce", same(([[4]], [[4]]))).summary
 
 
-def test_without_the_dump_of_a_rank_totals_prove_nothing() -> None:
+def test_totals_without_the_dump_of_a_rank_are_inconclusive() -> None:
     sizes: dict[int, tuple[Sizes, Sizes]] = {0: ([[16]], [[20]]), 1: ([[10]], [[3]]), 2: ([[5]], [[7]])}
     report = diagnosed("all_to_all", sizes, without=[2])
     assert report.mismatches == []
     assert report.cause == "no_dump"
 
 
-def test_an_uneven_all_gather_is_legal_and_a_wrong_part_of_it_is_not() -> None:
+def test_uneven_all_gather_is_legal_but_a_wrong_part_is_a_mismatch() -> None:
     inputs, outputs = [1, 2, 3], splits([1, 2, 3])
     sizes: dict[int, tuple[Sizes, Sizes]] = {rank: ([[size]], outputs) for rank, size in enumerate(inputs)}
     for op in ("all_gather", "all_gather_v"):
@@ -241,7 +241,7 @@ def test_an_uneven_all_gather_is_legal_and_a_wrong_part_of_it_is_not() -> None:
         assert {part.sender for part in report.mismatches[0].parts} == {1}
 
 
-def test_an_uneven_reduce_scatter_is_legal_and_a_wrong_part_of_it_is_not() -> None:
+def test_uneven_reduce_scatter_is_legal_but_a_wrong_part_is_a_mismatch() -> None:
     inputs, outputs = splits([1, 2, 3]), [1, 2, 3]
     sizes: dict[int, tuple[Sizes, Sizes]] = {rank: (inputs, [[size]]) for rank, size in enumerate(outputs)}
     for op in ("reduce_scatter", "reduce_scatter_v"):
@@ -251,7 +251,7 @@ def test_an_uneven_reduce_scatter_is_legal_and_a_wrong_part_of_it_is_not() -> No
         assert {part.receiver for part in report.mismatches[0].parts} == {2}
 
 
-def test_lists_of_equal_parts_are_compared_as_one_tensor_is() -> None:
+def test_lists_of_equal_parts_are_compared_like_one_tensor() -> None:
     sizes = same(([[4]], [[4]] * 4))
     assert diagnosed("all_gather", sizes).cause == "stuck"
     assert diagnosed("all_gather", {**sizes, 3: ([[5]], [[4]] * 4)}).culprits == [3]
@@ -269,13 +269,13 @@ def test_only_the_root_of_a_gather_or_scatter_has_parts() -> None:
     assert [(part.sender, part.receiver, part.sent, part.expected) for part in report.mismatches[0].parts] == [(0, 2, 8, 9)]
 
 
-def test_the_advice_on_a_mismatch_without_a_culprit_is_a_sentence() -> None:
+def test_advice_without_a_culprit_is_a_sentence() -> None:
     report = diagnosed("all_to_all", {0: ([[3]], [[3]]), 1: ([[3]], [[4]])})
     assert all("  " not in row for row in report.next)
     assert "each rank" in report.next[0]
 
 
-def test_a_rank_of_another_call_is_named_by_the_operation_and_not_its_size() -> None:
+def test_other_operation_is_reported_rather_than_its_size() -> None:
     dumps = DumpedJob(
         {"0": range(3)}, {rank: [Call("0", "all_to_all" if rank == 2 else "all_reduce", (rank + 1,))] for rank in range(3)}
     )
@@ -289,9 +289,7 @@ def test_a_rank_of_another_call_is_named_by_the_operation_and_not_its_size() -> 
     ("change", "what"), [({"input_sizes": [[8]], "output_sizes": [[8]]}, "size"), ({"input_dtypes": ["Half"]}, "dtype")]
 )
 @pytest.mark.parametrize("batched", [False, True])
-def test_a_send_and_a_receive_that_differ_are_shown_and_neither_is_named(
-    change: dict[str, Any], what: str, batched: bool
-) -> None:
+def test_differing_send_and_receive_are_shown_and_neither_is_named(change: dict[str, Any], what: str, batched: bool) -> None:
     dumps = DumpedJob.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
     p2p(dumps[0], "send 0->1", "0", 1, **change)
     p2p(dumps[1], "recv 1<-0", "0", 1)
@@ -302,7 +300,7 @@ def test_a_send_and_a_receive_that_differ_are_shown_and_neither_is_named(
     assert (report.cause, report.culprits, [row.what for row in report.mismatches]) == ("mismatch", [], [what])
 
 
-def test_transfers_of_which_one_has_ended_on_one_side_are_not_compared() -> None:
+def test_transfers_completed_on_one_side_only_are_not_compared() -> None:
     # Given the size of a message before the message, and a send that has ended although its receive has not
     dumps = DumpedJob.of_events({"0": (0, 1)}, ["0"] * 2).dumps()
     p2p(dumps[0], "send 0->1", "0", 2, input_sizes=[[64]], output_sizes=[[64]])
@@ -312,7 +310,7 @@ def test_transfers_of_which_one_has_ended_on_one_side_are_not_compared() -> None
 
 
 @pytest.mark.parametrize("ended", [1, 2, 3])
-def test_a_smaller_size_is_a_mismatch_though_it_has_ended_on_its_rank(ended: int) -> None:
+def test_smaller_size_is_a_mismatch_although_it_completed_on_its_rank(ended: int) -> None:
     dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 6, ahead=6).dumps()
     for rank, dump in dumps.items():
         for place, entry in enumerate(dump["entries"][-3:]):

@@ -33,11 +33,11 @@ plain = st.recursive(
 
 
 @given(plain, st.integers(2, 5))
-def test_plain_data_is_read_as_python_reads_it(data: Any, protocol: int) -> None:
+def test_plain_data_is_read_as_by_pickle(data: Any, protocol: int) -> None:
     assert load_plain(pickle.dumps(data, protocol)) == data
 
 
-def test_real_dumps_are_read_as_python_reads_them(shared_data: Path) -> None:
+def test_real_dumps_are_read_as_by_pickle(shared_data: Path) -> None:
     paths = sorted((shared_data / "flight_recorder").glob("*/_dump_*"))
     assert len(paths) == 32
     for path in paths:
@@ -111,7 +111,7 @@ HOSTILE: dict[str, bytes] = {
 
 
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_hostile_pickle_runs_nothing_and_is_one_clear_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hostile_pickle_executes_no_code_and_is_a_clear_error(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     path = tmp_path / "dump_0"
     path.write_bytes(HOSTILE[name])
@@ -126,23 +126,23 @@ def test_a_hostile_pickle_runs_nothing_and_is_one_clear_error(name: str, tmp_pat
     assert "antigravity" not in set(sys.modules) - modules
 
 
-def test_what_a_pickle_would_run_is_named() -> None:
+def test_refused_pickle_opcode_is_named() -> None:
     with pytest.raises(PickleError, match=r"REDUCE|GLOBAL"):
         load_plain(pickle.dumps(Calls(os.system, "true"), 4))
 
 
 @pytest.mark.parametrize("data", [{1: None}, {(): 1}, {"1": 1, 2: 2}, {None: {}, "a": 1}], ids=repr)
-def test_keys_other_than_strings_are_refused(data: Any) -> None:
+def test_non_string_keys_are_refused(data: Any) -> None:
     with pytest.raises(PickleError, match="damaged"):
         load_plain(pickle.dumps(data, 2))
 
 
-def test_a_string_that_is_not_utf_8_is_read() -> None:
+def test_invalid_utf_8_is_replaced() -> None:
     data = b"\x80\x02X" + SHORT + b"a\xffb."
     assert load_plain(data) == "a\N{REPLACEMENT CHARACTER}b"
 
 
-def test_a_dump_that_ends_early_is_an_error_wherever_it_ends() -> None:
+def test_truncated_dump_is_an_error_at_every_length() -> None:
     data = pickle.dumps(DumpedJob.of_events({"0": (0, 1)}, ["0"], stops={1: 0}).dumps()[0], 2)
     for length in range(len(data)):
         with pytest.raises(PickleError, match="ends early"):
@@ -151,7 +151,7 @@ def test_a_dump_that_ends_early_is_an_error_wherever_it_ends() -> None:
 
 
 @given(st.data())
-def test_a_dump_with_any_bytes_changed_is_read_or_an_error(data: st.DataObject) -> None:
+def test_dump_with_changed_bytes_is_read_or_an_error(data: st.DataObject) -> None:
     document = pickle.dumps(DumpedJob.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0], 2)
     changed = bytearray(document)
     for _ in range(data.draw(st.integers(1, 4))):
@@ -164,7 +164,7 @@ def test_a_dump_with_any_bytes_changed_is_read_or_an_error(data: st.DataObject) 
 
 
 @given(plain, st.sampled_from(["entries", "pg_config", "pg_status", "version"]), st.data())
-def test_a_dump_with_anything_in_the_place_of_anything_is_read_or_none(thing: Any, place: str, data: st.DataObject) -> None:
+def test_dump_with_arbitrary_values_is_read_or_refused(thing: Any, place: str, data: st.DataObject) -> None:
     document = DumpedJob.of_events({"0": (0, 1)}, ["0", "0"], stops={1: 1}).dumps()[0]
     if place == "entries" and data.draw(st.booleans()):
         document["entries"][0][data.draw(st.sampled_from(sorted(document["entries"][0])))] = thing
@@ -226,7 +226,7 @@ print(next(int(line.split()[1]) // 1024 for line in open("/proc/self/status") if
         ),
     ],
 )
-def test_bombs_are_refused_within_bounds_of_memory(tmp_path: Path, names: list[str]) -> None:
+def test_pickle_bombs_are_refused_within_bounded_memory(tmp_path: Path, names: list[str]) -> None:
     command = [sys.executable, "-c", BOMBS, str(tmp_path / "dump_0"), *names]
     completed = subprocess.run(command, capture_output=True, text=True, check=False)
     *text, most = completed.stdout.split("\n")[:-1]

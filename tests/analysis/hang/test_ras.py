@@ -32,7 +32,7 @@ def standing(*comms: Comm, world_size: int | None = None, pids: Mapping[int, int
     return judge(seen(*comms), seen(*comms), world_size=world_size, pids=pids)
 
 
-def test_the_rank_that_has_launched_less_is_named_when_nothing_moves() -> None:
+def test_rank_with_fewer_launches_is_named_if_counts_do_not_move() -> None:
     job = Comm({**EQUAL, 2: 41})
     judgement = standing(job)
     assert (judgement.kind, judgement.cause, ranks(judgement), judgement.certain) == ("hang", "not_arrived", [2], False)
@@ -45,36 +45,36 @@ def test_the_rank_that_has_launched_less_is_named_when_nothing_moves() -> None:
     assert row.ranks[0].launched["AllReduce"] == 41
 
 
-def test_of_ranks_at_different_counts_the_furthest_behind_are_named() -> None:
+def test_ranks_furthest_behind_are_named() -> None:
     judgement = standing(Comm({0: 45, 1: 41, 2: 44, 3: 41, 4: 42, 5: 45, 6: 43, 7: 42}))
     assert (ranks(judgement), [suspect.row.rank for suspect in judgement.suspects]) == ([1, 3], [1, 3])
 
 
-def test_a_job_that_goes_on_does_not_hang_although_a_rank_is_always_behind() -> None:
+def test_moving_job_does_not_hang_although_a_rank_is_always_behind() -> None:
     judgement = judge(seen(Comm({**EQUAL, 2: 43, 3: 41})), seen(Comm({**EQUAL, 2: 41})))
     assert (judgement.kind, judgement.named, judgement.moved) == ("no_hang", [], True)
 
 
-def test_one_answer_alone_proves_no_hang() -> None:
+def test_single_answer_proves_no_hang() -> None:
     judgement = judge(seen(Comm({**EQUAL, 2: 41})), None)
     assert (judgement.kind, judgement.named) == ("insufficient_data", [])
     assert [suspect.row.rank for suspect in judgement.suspects] == [2]
 
 
-def test_equal_counts_that_do_not_move_are_no_verdict() -> None:
+def test_equal_counts_that_do_not_move_are_insufficient_data() -> None:
     judgement = standing(Comm(EQUAL))
     assert (judgement.kind, judgement.moved, judgement.suspects) == ("insufficient_data", False, [])
     assert "all ranks launched the same" in summary_of(judgement, seen(Comm(EQUAL)), 5.0)
 
 
-def test_a_job_without_counts_is_not_said_to_stand() -> None:
+def test_job_without_counts_is_insufficient_data() -> None:
     judgement = standing(Comm(dict.fromkeys(range(8), 0)))
     assert (judgement.kind, judgement.moved) == ("insufficient_data", None)
     assert (standing().kind, standing().moved) == ("insufficient_data", None)
 
 
 @pytest.mark.parametrize("gone", ["unresponsive", "dead"])
-def test_a_process_that_does_not_answer_is_named(gone: str) -> None:
+def test_process_that_does_not_answer_is_named(gone: str) -> None:
     job = Comm({rank: 42 for rank in range(8) if rank != 5}, unresponsive=[5] * (gone != "dead"), dead=[5] * (gone == "dead"))
     judgement = standing(job)
     assert (judgement.kind, judgement.cause, ranks(judgement), judgement.certain) == ("hang", "unreachable", [5], True)
@@ -83,7 +83,7 @@ def test_a_process_that_does_not_answer_is_named(gone: str) -> None:
     assert (alone.kind, alone.certain) == ("hang", gone == "dead")
 
 
-def test_a_process_that_is_missed_while_the_others_go_on_is_no_hang_yet() -> None:
+def test_unresponsive_process_of_a_moving_job_is_no_hang_yet() -> None:
     before = Comm(dict.fromkeys(range(7), 41), unresponsive=[7])
     judgement = judge(seen(Comm(dict.fromkeys(range(7), 42), unresponsive=[7])), seen(before))
     assert (judgement.kind, judgement.named, [suspect.row.rank for suspect in judgement.suspects]) == (
@@ -93,7 +93,7 @@ def test_a_process_that_is_missed_while_the_others_go_on_is_no_hang_yet() -> Non
     )
 
 
-def test_a_rank_that_waits_in_another_communicator_is_not_named() -> None:
+def test_rank_that_waits_in_another_communicator_is_not_named() -> None:
     # Rank 6 sleeps; 4, 5, 7 wait for it in their tensor-parallel group and so are missed in the one of all ranks.
     everyone = Comm({0: 9, 1: 9, 2: 9, 3: 9, 4: 8, 5: 8, 6: 8, 7: 8})
     tensor = [Comm({0: 30, 1: 30, 2: 30, 3: 30}, TP0, name=1), Comm({0: 30, 1: 30, 2: 29, 3: 30}, TP1, name=2)]
@@ -107,14 +107,14 @@ def test_ranks_that_wait_for_each_other_in_two_communicators_deadlock() -> None:
     assert (judgement.kind, judgement.cause, set(ranks(judgement))) == ("hang", "deadlock", {0, 1})
 
 
-def test_another_kind_of_collective_is_a_mismatch() -> None:
+def test_other_kind_of_collective_is_a_mismatch() -> None:
     usual, odd = {"AllReduce": 42, "Broadcast": 3}, {"AllReduce": 41, "Broadcast": 4}
     judgement = standing(Comm({0: usual, 1: odd, 2: usual, 3: usual}))
     assert (judgement.kind, judgement.cause, ranks(judgement)) == ("hang", "mismatch", [1])
     assert ranks(standing(Comm({0: usual, 1: odd}))) == [0, 1], "two ranks have no majority"
 
 
-def test_an_error_is_named_where_it_happened_and_not_on_its_victims() -> None:
+def test_error_is_attributed_to_its_rank_and_not_to_its_victims() -> None:
     status = {0: {"async_error": 6}, 1: {"async_error": 6}, 2: {"async_error": 1}, 3: {"async_error": 7}}
     judgement = standing(Comm(dict.fromkeys(range(4), 3), status=status))
     assert (judgement.kind, judgement.cause, ranks(judgement)) == ("hang", "nccl_error", [2])
@@ -122,7 +122,7 @@ def test_an_error_is_named_where_it_happened_and_not_on_its_victims() -> None:
     assert (victims.kind, victims.cause, victims.named) == ("hang", "nccl_error", [])
 
 
-def test_a_rank_that_left_a_shared_communicator_is_named_a_teardown_is_not() -> None:
+def test_rank_that_left_a_communicator_is_named_but_a_teardown_is_not() -> None:
     assert ranks(standing(Comm({0: 4, 1: 4, 2: 4}, left=[3]))) == [3]
     leaving = {rank: {"finalize_called": True} for rank in range(3)}
     assert standing(Comm({0: 4, 1: 4, 2: 4}, left=[3], status=leaving)).kind == "insufficient_data"
@@ -153,7 +153,7 @@ def lines(*text_lines: str) -> str:
 @pytest.mark.parametrize(
     "detail", [" -- GPU 2 managed by process 1002 on node 10.0.0.0", " -- [process information not found]", ""]
 )
-def test_text_names_the_rank_that_has_launched_less(kind: str, detail: str) -> None:
+def test_text_answer_names_the_rank_with_fewer_launches(kind: str, detail: str) -> None:
     warnings = lines(
         "#0-0 (cf264af53edbe986) MISMATCH",
         f"  Communicator ranks have different {kind} operation counts",
@@ -170,7 +170,7 @@ def test_text_names_the_rank_that_has_launched_less(kind: str, detail: str) -> N
     assert (judge(healthy, healthy).kind, judge(healthy, healthy).moved) == ("insufficient_data", None)
 
 
-def test_text_lists_the_ranks_of_a_smaller_set() -> None:
+def test_text_answer_lists_the_ranks_of_a_smaller_set() -> None:
     warnings = lines(
         "#0-0 (27a079b828ff1a75) MISMATCH",
         "  Communicator ranks have different AllGather operation counts",
@@ -191,7 +191,7 @@ def test_text_lists_the_ranks_of_a_smaller_set() -> None:
     ["  The missing rank: 5", "  Rank 5 -- GPU 5 managed by process 1005 on node 10.0.0.0"],  # up to 2.25, and later
 )
 @pytest.mark.parametrize("dead", [False, True])
-def test_text_names_the_rank_whose_process_does_not_answer(of_rank: str, dead: bool) -> None:
+def test_text_answer_names_the_rank_of_an_unresponsive_process(of_rank: str, dead: bool) -> None:
     process = "  Process 1005 on node 10.0.0.0 managing GPU 5"
     job = ("INCOMPLETE", "  Missing communicator data from 1 job process", process)
     if dead:
@@ -204,7 +204,7 @@ def test_text_names_the_rank_whose_process_does_not_answer(of_rank: str, dead: b
     assert (snapshot.timeouts, judgement.suspects[0].row.why) == (2, "dead" if dead and "process" in of_rank else "unreachable")
 
 
-def test_text_names_errors_and_ranks_that_left() -> None:
+def test_text_answer_names_errors_and_ranks_that_left() -> None:
     errors = lines(
         "#0-0 (cf264af53edbe986) ERROR",
         "  Asynchronous errors on 3 ranks",
@@ -231,7 +231,7 @@ def test_text_names_errors_and_ranks_that_left() -> None:
         assert (judgement.cause, ranks(judgement), judgement.suspects[0].row.why) == ("not_arrived", [6], "left")
 
 
-def test_an_answer_that_is_cut_off_anywhere_is_an_error_not_a_verdict() -> None:
+def test_truncated_answer_is_an_error_and_not_a_verdict() -> None:
     warnings = lines(
         "#0-0 (cf264af53edbe986) MISMATCH",
         "  Communicator ranks have different AllReduce operation counts",
@@ -262,7 +262,7 @@ def test_an_answer_that_is_cut_off_anywhere_is_an_error_not_a_verdict() -> None:
         '{"communicators": [' + '{"hash":"","size":1,"ranks":[]},' * (MAX_OBJECTS + 1),
     ],
 )
-def test_a_hostile_document_is_an_error(text: str) -> None:
+def test_hostile_document_is_an_error(text: str) -> None:
     with pytest.raises(AnswerError):
         read_json(text)
 
@@ -283,7 +283,7 @@ def test_hostile_text_takes_bounded_time_and_memory() -> None:
     assert snapshot.communicators == []
 
 
-def test_text_that_lists_no_ranks_of_two_halves_says_so_and_names_none() -> None:
+def test_text_without_ranks_of_two_halves_names_none() -> None:
     def halves(less: int) -> Snapshot:
         warnings = lines(
             "#0-0 (cf264af53edbe986) MISMATCH",
@@ -329,7 +329,7 @@ SENTENCES = (
 @example(["#0-0 (1) MISMATCH", "  9 ranks have status NOCOMM"])
 @example(["#0-0 (1) MISMATCH", "  Communicator ranks have different status operation counts", "  Rank 3 has status INIT"])
 @given(st.lists(st.sampled_from(SENTENCES), max_size=30))
-def test_text_in_any_order_is_read_or_an_error(given_lines: list[str]) -> None:
+def test_text_with_lines_in_any_order_is_read_or_an_error(given_lines: list[str]) -> None:
     snapshot = read_text(text_answer(TABLE.format("MISMATCH"), warnings=lines(*given_lines)).decode())
     judgement = judge(snapshot, snapshot)
     assert all(0 <= rank < 8 for communicator in snapshot.communicators for rank in communicator.members)

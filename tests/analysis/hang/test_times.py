@@ -50,12 +50,12 @@ def report(folder: Path, dumps: dict[int, dict[str, Any]], after_s: float) -> Ha
 
 @pytest.mark.parametrize("after_s", [-20.0, -0.2, 0.05, 3.0])
 @pytest.mark.parametrize(("pending", "behind"), [(1, 0), (1, 1), (3, 4)])
-def test_clocks_that_differ_make_no_hang(tmp_path: Path, after_s: float, pending: int, behind: int) -> None:
+def test_clock_differences_do_not_look_like_a_hang(tmp_path: Path, after_s: float, pending: int, behind: int) -> None:
     assert report(tmp_path, running_job(pending=pending, behind=behind), after_s).kind == "no_hang"
 
 
 @pytest.mark.parametrize("after_s", [6.0, 30.0, 1200.0, 2 * DAY])
-def test_files_of_a_doubtful_time_accuse_no_rank_for_certain(tmp_path: Path, after_s: float) -> None:
+def test_files_with_unreliable_times_make_no_culprit_certain(tmp_path: Path, after_s: float) -> None:
     hang_report = report(tmp_path, running_job(pending=3, behind=4), after_s)
     assert not any(culprit.certain for culprit in hang_report.evidence)
     assert not any("without that GPU" in line for line in hang_report.next)
@@ -64,13 +64,13 @@ def test_files_of_a_doubtful_time_accuse_no_rank_for_certain(tmp_path: Path, aft
     assert any("less than a minute" in warning for warning in hang_report.warnings) != is_copied
 
 
-def test_a_rank_on_which_operations_end_until_its_dump_does_not_hang(tmp_path: Path) -> None:
+def test_rank_that_completes_operations_until_its_dump_does_not_hang(tmp_path: Path) -> None:
     # Given hosts that enqueued half a minute of work ahead
     assert report(tmp_path, running_job(pending=20, ahead_s=30.0), 30.1).kind == "no_hang"
     assert report(tmp_path, running_job(pending=20), 100.0).kind == "hang"
 
 
-def test_work_that_ends_in_another_group_counts(tmp_path: Path) -> None:
+def test_work_completed_in_another_group_counts_as_progress(tmp_path: Path) -> None:
     dumps = DumpedJob.of_events({"0": range(4), "1": range(4)}, ["1", *["0"] * 50]).dumps()
     for rank, dump in dumps.items():
         first = dump["entries"][0]
@@ -83,19 +83,19 @@ def test_work_that_ends_in_another_group_counts(tmp_path: Path) -> None:
     assert report(tmp_path, dumps, 100.0).culprits == [3]
 
 
-def test_an_operation_beyond_its_timeout_is_a_hang_however_short(tmp_path: Path) -> None:
+def test_operation_beyond_its_timeout_is_a_hang_after_any_wait(tmp_path: Path) -> None:
     hang_report = report(tmp_path, hung_job(timeout_ms=3000), 3.3)
     assert (hang_report.kind, hang_report.culprits, hang_report.evidence[0].certain) == ("hang", [2], True)
     assert report(tmp_path, hung_job(timeout_ms=30_000), 3.3).kind == "no_hang"
 
 
-def test_a_hang_is_certain_where_the_time_is_known(tmp_path: Path) -> None:
+def test_hang_is_certain_with_reliable_times(tmp_path: Path) -> None:
     hang_report = report(tmp_path, hung_job(), 211.0)
     assert (hang_report.culprits, hang_report.evidence[0].certain) == ([2], True)
     assert "not known" not in hang_report.summary
 
 
-def test_a_late_rank_is_named_though_the_clock_of_its_host_is_behind(tmp_path: Path) -> None:
+def test_late_rank_is_named_although_the_clock_of_its_host_is_behind(tmp_path: Path) -> None:
     dumps = hung_job()
     for entry in dumps[2]["entries"]:
         entry["time_created_ns"] -= 1800 * SECOND
@@ -107,7 +107,7 @@ def test_a_late_rank_is_named_though_the_clock_of_its_host_is_behind(tmp_path: P
 
 
 @pytest.mark.parametrize("after_s", [6.0, 2 * DAY])
-def test_a_mismatch_is_certain_whatever_the_time_is(tmp_path: Path, after_s: float) -> None:
+def test_mismatch_is_certain_at_any_time(tmp_path: Path, after_s: float) -> None:
     dumps = DumpedJob.of_events({"0": range(4)}, ["0"] * 10).dumps()
     for rank, dump in dumps.items():
         dump["entries"][-1].update(PENDING, **({"input_sizes": [[9]], "output_sizes": [[9]]} if rank == 2 else {}))

@@ -19,7 +19,7 @@ def noisy(levels: list[tuple[float, int]], *, seed: int = 0, scatter: float = 0.
     return series * (1 + scatter * rng.standard_t(4, size=len(series)))
 
 
-def test_a_lasting_rise_is_found_at_its_step_with_both_levels() -> None:
+def test_lasting_rise_is_found_at_its_step_with_both_levels() -> None:
     # Given a series whose level rises by a third at step 40 of 100
     series = noisy([(30_000.0, 40), (40_000.0, 60)])
     # When it is searched
@@ -30,13 +30,13 @@ def test_a_lasting_rise_is_found_at_its_step_with_both_levels() -> None:
     assert change.after == pytest.approx(40_000, rel=0.03)
 
 
-def test_a_change_that_is_taken_back_is_two_changes() -> None:
+def test_reverted_change_is_two_changes() -> None:
     changes = change_points(noisy([(30.0, 50), (45.0, 50), (30.0, 50)]))
     assert [change.at for change in changes] == pytest.approx([50, 100], abs=2)
 
 
 @pytest.mark.parametrize("steps", [600, 10_000])
-def test_of_many_steps_the_very_step_is_found(steps: int) -> None:
+def test_change_is_located_within_two_of_many_steps(steps: int) -> None:
     at = steps // 3 + 7
     (change,) = change_points(noisy([(100.0, at), (130.0, steps - at)]))
     assert abs(change.at - at) <= 2
@@ -48,7 +48,7 @@ def test_single_slow_steps_are_no_change() -> None:
     assert change_points(series) == []
 
 
-def test_noise_that_lasts_for_several_steps_is_hardly_ever_a_change() -> None:
+def test_autocorrelated_noise_is_rarely_a_change() -> None:
     # Given a hundred runs whose noise decays over several steps
     rng = np.random.default_rng(1)
     false = 0
@@ -62,11 +62,11 @@ def test_noise_that_lasts_for_several_steps_is_hardly_ever_a_change() -> None:
 
 
 @pytest.mark.parametrize("series", [[], [1.0] * 15, [float("nan")] * 50, [5.0] * 300, [0.0] * 100])
-def test_too_few_unknown_or_equal_values_do_not_change(series: list[float]) -> None:
+def test_short_unknown_or_constant_series_have_no_change(series: list[float]) -> None:
     assert change_points(np.array(series)) == []
 
 
-def test_unknown_values_are_left_out_and_places_stay_those_of_the_series() -> None:
+def test_unknown_values_are_left_out_and_keep_the_positions() -> None:
     series = noisy([(30.0, 60), (45.0, 60)])
     series[10:20] = np.nan
     (change,) = change_points(series)
@@ -78,7 +78,7 @@ def test_unknown_values_are_left_out_and_places_stay_those_of_the_series() -> No
     seed=st.integers(0, 100),
     factor=st.sampled_from([0.25, 8.0, 1024.0]),
 )
-def test_changes_ascend_matter_are_contiguous_and_independent_of_the_unit(
+def test_changes_are_ascending_significant_contiguous_and_scale_free(
     levels: list[tuple[float, int]], seed: int, factor: float
 ) -> None:
     series = noisy(levels, seed=seed)
@@ -92,7 +92,7 @@ def test_changes_ascend_matter_are_contiguous_and_independent_of_the_unit(
     ]
 
 
-def test_a_change_belongs_to_the_ranks_whose_own_time_moved_with_it() -> None:
+def test_change_is_attributed_to_ranks_whose_own_time_moved_with_it() -> None:
     # Given own times of four ranks: the second rises by 10, the third falls, the fourth is unknown after the change
     before = np.full((4, 20), 30.0)
     after = np.full((4, 20), 30.0)

@@ -70,7 +70,7 @@ def suspected(own: Matrix) -> SuspectedRanks | None:
     return judgement(own).suspect
 
 
-def test_noise_as_long_as_the_steps_hides_no_rank_far_beyond_all() -> None:
+def test_outlier_rank_is_named_despite_noise_as_long_as_the_run() -> None:
     named = by_noise = 0
     for seed in range(40):
         own = noisy(seed, 8, 10, lasts=40, scatter=0.01)
@@ -83,7 +83,7 @@ def test_noise_as_long_as_the_steps_hides_no_rank_far_beyond_all() -> None:
 
 
 @pytest.mark.slow
-def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
+def test_at_most_one_noisy_run_in_fifty_accuses_a_rank() -> None:
     accused = runs = 0
     for ranks in (2, 3, 4, 8, 16, 64):
         for steps, lasts in ((35, 1), (35, 4), (200, 1), (200, 10), (200, 30)):
@@ -94,7 +94,7 @@ def test_at_most_one_run_in_fifty_accuses_somebody_of_noise() -> None:
 
 
 @pytest.mark.slow
-def test_what_comes_now_and_then_to_any_rank_accuses_nobody() -> None:
+def test_spikes_of_random_ranks_accuse_no_rank() -> None:
     accused = runs = 0
     for ranks in (2, 3, 4, 6, 16):
         for steps in (35, 100, 200):
@@ -106,7 +106,7 @@ def test_what_comes_now_and_then_to_any_rank_accuses_nobody() -> None:
 
 @pytest.mark.parametrize(("ranks", "slow"), [(4, [0, 2]), (5, [1, 4]), (6, [0, 1, 2]), (8, [1, 2, 5, 7])])
 @pytest.mark.parametrize("lasts", [1, 6])
-def test_half_of_the_ranks_may_be_slow_and_all_of_them_are_named(ranks: int, slow: list[int], lasts: int) -> None:
+def test_half_of_the_ranks_may_be_slow_and_are_all_named(ranks: int, slow: list[int], lasts: int) -> None:
     own = noisy(1, ranks, 50, lasts=lasts, scatter=0.1)
     own[slow] += 50_000
     named = found(own)
@@ -118,13 +118,13 @@ def test_half_of_the_ranks_may_be_slow_and_all_of_them_are_named(ranks: int, slo
     assert named.gain_us == pytest.approx(50_000, rel=0.2)
 
 
-def test_where_most_are_slow_nobody_is() -> None:
+def test_slow_majority_is_not_named() -> None:
     own = noisy(1, 5, 100, scatter=0.03)
     own[:3] += 50_000
     assert found(own) is None
 
 
-def test_the_slowest_of_several_slow_ranks_is_named_and_the_others_follow() -> None:
+def test_slowest_of_several_slow_ranks_is_named_with_the_next_ones() -> None:
     own = noisy(1, 8, 100, scatter=0.05)
     own[3] += 60_000
     own[6] += 40_000
@@ -144,7 +144,7 @@ def paused(seed: int, ranks: int) -> Matrix:
 
 
 @pytest.mark.slow
-def test_long_pauses_of_any_rank_neither_hide_nor_make_a_lasting_slowness() -> None:
+def test_long_pauses_of_random_ranks_neither_hide_nor_fake_a_slow_rank() -> None:
     accused = right = runs = 0
     for ranks in (2, 4, 8):
         for seed in range(20):
@@ -159,7 +159,7 @@ def test_long_pauses_of_any_rank_neither_hide_nor_make_a_lasting_slowness() -> N
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 4])
-def test_one_step_in_ten_of_a_hundred_is_enough_among_few_ranks(ranks: int) -> None:
+def test_one_slow_step_in_ten_is_enough_among_few_ranks(ranks: int) -> None:
     own = noisy(2, ranks, 100, scatter=0.05)
     own[1, 5::10] += 500_000
     named = found(own)
@@ -168,7 +168,7 @@ def test_one_step_in_ten_of_a_hundred_is_enough_among_few_ranks(ranks: int) -> N
     assert named.gain_us == pytest.approx(50_000, rel=0.05), "what noise costs in the other steps is not its doing"
 
 
-def test_what_happens_once_or_to_each_in_turn_makes_no_suspect() -> None:
+def test_single_or_alternating_pauses_make_no_suspect() -> None:
     calm = noisy(2, 2, 47, scatter=0.02)
     once = calm.copy()
     once[1, 20] += 5_000_000
@@ -192,7 +192,7 @@ def test_one_step_in_ten_is_intermittent(ranks: int, seed: int) -> None:
     assert slow.certainty > 0.9
 
 
-def test_a_second_rank_that_would_seldom_recur_takes_no_certainty_away() -> None:
+def test_second_rank_that_is_rarely_slowest_keeps_the_certainty() -> None:
     """Rank 3 is slow throughout, rank 5 for half of the run."""
     for seed in range(30):
         own = noisy(seed, 8, 200)
@@ -205,7 +205,7 @@ def test_a_second_rank_that_would_seldom_recur_takes_no_certainty_away() -> None
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_slow_rank_behind_a_slower_one_is_not_named_but_comes_next(seed: int) -> None:
+def test_slow_rank_behind_a_slower_one_is_listed_next_and_not_named(seed: int) -> None:
     own = noisy(seed, 4, 200, lasts=4, scatter=0.05)
     own[2] += 160_000
     own[0] += 25_000
@@ -221,7 +221,7 @@ def test_a_slow_rank_behind_a_slower_one_is_not_named_but_comes_next(seed: int) 
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_slowness_that_moves_names_no_rank_and_is_waiting_for_each_in_turn(seed: int) -> None:
+def test_moving_slowness_names_no_rank_and_is_reported_as_rotating(seed: int) -> None:
     own = noisy(seed, 8, 300, scatter=0.05)
     own[np.arange(300) % 8, np.arange(300)] += 60_000
     assert found(own) is None
@@ -233,7 +233,7 @@ def test_slowness_that_moves_names_no_rank_and_is_waiting_for_each_in_turn(seed:
     assert not moving_waits(judged(noisy(seed, 8, 300, scatter=0.05))).stands_out
 
 
-def test_a_constant_excess_is_fixed_however_noisy_it_is() -> None:
+def test_constant_excess_is_fixed_despite_noise() -> None:
     own = noisy(3, 4, 200, scatter=0.3)
     own[2] += 80_000
     slow = found(own)
@@ -241,7 +241,7 @@ def test_a_constant_excess_is_fixed_however_noisy_it_is() -> None:
     assert (slow.ranks, slow.pattern) == ([2], "fixed")
 
 
-def test_how_often_and_how_regularly_is_said(synthetic: Callable[..., Any]) -> None:
+def test_frequency_and_period_of_a_slowness_are_reported(synthetic: Callable[..., Any]) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 3 and step % 10 == 0 else None  # noqa: E731
     analysis = analyze([synthetic(steps=120, plan=plan).write()])
     verdict = analysis.verdict
@@ -265,19 +265,19 @@ def test_how_often_and_how_regularly_is_said(synthetic: Callable[..., Any]) -> N
         ([], None),
     ],
 )
-def test_a_period_is_one_that_most_steps_keep(steps: list[int], expected: int | None) -> None:
+def test_period_is_kept_by_most_slow_steps(steps: list[int], expected: int | None) -> None:
     assert period(np.array(steps, dtype=np.int64)) == expected
 
 
 @given(st.integers(2, 50), st.integers(0, 10**6), st.lists(st.integers(0, 9), min_size=5, max_size=40, unique=True))
-def test_a_period_does_not_depend_on_where_one_begins_to_count(every: int, first: int, kept: list[int]) -> None:
+def test_period_does_not_depend_on_the_first_step(every: int, first: int, kept: list[int]) -> None:
     steps = np.array(sorted(kept), dtype=np.int64)
     assert period(steps * every + first) == period(steps * every)
     regular = np.arange(len(kept)) * every + first
     assert period(regular) == every
 
 
-def test_a_host_is_named_where_all_its_ranks_are_slow() -> None:
+def test_host_is_named_if_all_its_ranks_are_slow() -> None:
     own = noisy(1, 32, 200, scatter=0.03)
     own[8:16] += 30_000
     slow = judgement(own, 8).slow
@@ -285,7 +285,7 @@ def test_a_host_is_named_where_all_its_ranks_are_slow() -> None:
     assert (slow.hosts, sorted(slow.ranks)) == (["n1"], list(range(8, 16)))
 
 
-def test_a_host_of_ranks_slow_in_turn_is_named_though_none_costs_enough() -> None:
+def test_host_with_ranks_slow_in_turn_is_named() -> None:
     own = noisy(1, 64, 800, scatter=0.03, bias=0.005)
     own[8 + np.arange(800) // 20 % 8, np.arange(800)] += 30_000
     assert judgement(own).slow is None or len(judgement(own).slow.ranks) < 8  # type: ignore[union-attr]
@@ -294,7 +294,7 @@ def test_a_host_of_ranks_slow_in_turn_is_named_though_none_costs_enough() -> Non
     assert (slow.hosts, sorted(slow.ranks)) == (["n1"], list(range(8, 16)))
 
 
-def test_slow_ranks_that_happen_to_share_a_host_are_not_the_host() -> None:
+def test_slow_ranks_on_one_host_do_not_make_the_host_slow() -> None:
     own = noisy(1, 32, 200, scatter=0.03)
     own[[8, 9, 20]] += 30_000
     slow = judgement(own, 8).slow
@@ -302,7 +302,7 @@ def test_slow_ranks_that_happen_to_share_a_host_are_not_the_host() -> None:
     assert (slow.hosts, sorted(slow.ranks)) == ([], [8, 9, 20])
 
 
-def test_hosts_of_different_size_are_not_slow_because_they_are_larger() -> None:
+def test_larger_hosts_are_not_slow_because_of_their_size() -> None:
     hosts = {rank: "large" if rank < 12 else f"small{rank // 2}" for rank in range(20)}
     for seed in range(10):
         assert judge_ranks(judged(noisy(seed, 20, 300, scatter=0.2)), hosts).slow is None
@@ -310,7 +310,7 @@ def test_hosts_of_different_size_are_not_slow_because_they_are_larger() -> None:
 
 @pytest.mark.parametrize("share", [0.1, 0.3, 0.5, 0.7])
 @pytest.mark.parametrize("ranks", [2, 8])
-def test_the_saving_is_that_of_the_same_run_without_the_fault(share: float, ranks: int) -> None:
+def test_saving_equals_that_of_the_same_run_without_the_fault(share: float, ranks: int) -> None:
     clean = noisy(3, ranks, 1000, scatter=0.03)
     own = clean.copy()
     own[1] += 120_000 * (np.random.default_rng(4).random(1000) < share)

@@ -41,7 +41,7 @@ def blame(gains_of_rank_1: list[float], gains_of_rank_0: list[float]) -> Blame:
         ([10.0] * 16, [0.0] * 16, None, None),
     ],
 )
-def test_a_rank_is_named_suspected_or_neither(
+def test_rank_is_named_suspected_or_neither(
     rank_1: list[float], rank_0: list[float], named: int | None, suspect: int | None
 ) -> None:
     blamed = blame(rank_1, rank_0)
@@ -52,7 +52,7 @@ def test_a_rank_is_named_suspected_or_neither(
         assert late_suspect(blamed, window_us) == suspect
 
 
-def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
+def test_intermittent_cause_is_determined_from_the_slow_steps() -> None:
     """A rank with less to do in most steps is throttled in the others: on average over all its device is less busy."""
     steps = 24
     blamed = blame([400.0 * (step % 2) for step in range(steps)], [1.0 * (1 - step % 2) for step in range(steps)])
@@ -68,7 +68,7 @@ def test_an_intermittent_cause_is_looked_for_in_the_slow_steps() -> None:
     assert cause_of(signals).cause == "compute"
 
 
-def test_a_rank_late_at_some_collectives_of_each_step_is_always_late() -> None:
+def test_rank_late_at_some_collectives_of_each_step_is_fixed() -> None:
     """It is last at four of ten, and what follows is noise."""
     ranks, steps, each = 4, 2, 10
     rng = np.random.default_rng(0)
@@ -101,7 +101,7 @@ def test_a_rank_late_at_some_collectives_of_each_step_is_always_late() -> None:
         ([300.0] * 3 + [0.0] * 3, True, 4 / 8),
     ],
 )
-def test_few_steps_name_a_rank_of_many_only_where_they_agree(lateness: list[float], named: bool, confidence: float) -> None:
+def test_few_steps_name_one_of_many_ranks_only_if_they_agree(lateness: list[float], named: bool, confidence: float) -> None:
     """Among many ranks, chance seldom takes the same one even three times. That does not show that it will be late again."""
     ranks, steps = 512, len(lateness)
     noise = np.random.default_rng(0).exponential(4.0, (ranks, steps))

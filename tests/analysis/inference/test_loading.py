@@ -58,14 +58,14 @@ AHEAD = loader(busy=40, puts=60)
         ("queue", [loader(at=63, busy=1, gets=99, loads=99), loader(kind="process", loads=95)], [], 30),
     ],
 )
-def test_the_line_is_that_of_what_loads(
+def test_loading_line_is_found_among_the_stack_samples(
     source: BatchSource | None, samples: list[LoaderSamples], healthy: list[LoaderSamples], number: int | None
 ) -> None:
     loading = loading_line(source, [row(*samples)], [[row(*healthy, waits=0)]])
     assert (None if loading is None or loading.line is None else loading.line.line) == number
 
 
-def test_workers_that_were_not_sampled_have_no_line() -> None:
+def test_unsampled_workers_have_no_loading_line() -> None:
     loading = loading_line("workers", [row(source="workers")], [])
     assert loading is not None
     assert loading.line is None
@@ -81,7 +81,7 @@ def verdict_of(synthetic: Synthetic, phase: str, samples: StackSamples, healthy:
 
 @pytest.mark.parametrize("phase", ["forward", "between_steps"])
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_a_wait_for_a_background_loader_is_input_in_any_phase(synthetic: Synthetic, phase: str, kind: str) -> None:
+def test_wait_for_a_background_loader_is_input_in_any_phase(synthetic: Synthetic, phase: str, kind: str) -> None:
     verdict = verdict_of(synthetic, phase, row(loader()), row(AHEAD, waits=0), device_kind=kind)
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 2, "input")
     assert verdict.stalls_at is not None
@@ -94,6 +94,6 @@ def test_a_wait_for_a_background_loader_is_input_in_any_phase(synthetic: Synthet
     assert "data.py:30" in verdict.next[0]
 
 
-def test_a_wait_for_another_thread_is_a_stall_of_the_host(synthetic: Synthetic) -> None:
+def test_wait_for_another_thread_is_a_host_stall(synthetic: Synthetic) -> None:
     verdict = verdict_of(synthetic, "between_steps", row(loader()), row(loader(busy=0, gets=100), waits=0))
     assert (verdict.cause, verdict.stalls_at and verdict.stalls_at.line) == ("host", 77)

@@ -81,7 +81,7 @@ def only(rank: int, different: dict[str, Any]) -> Readings:
         ({"nvlinks_down": 2}, "link"),
     ],
 )
-def test_what_is_unusual_at_the_slow_rank_explains_it(
+def test_unusual_readings_of_the_slow_rank_explain_its_slowness(
     synthetic: Synthetic, add_hardware: AddHardware, different: dict[str, Any], reason: str
 ) -> None:
     analysis = analyze([written(synthetic(gpus=True, plan=plan_for(2, **SLOW)), add_hardware, only(2, different))])
@@ -99,7 +99,7 @@ def test_what_is_unusual_at_the_slow_rank_explains_it(
     ("field", "rate", "reason"),
     [("xid_errors", 1, "xid"), ("ecc_uncorrected_errors", 1, "ecc"), ("nvlink_errors", 9, "link"), ("pcie_replays", 9, "link")],
 )
-def test_counters_that_rise_while_it_is_late_explain_it(
+def test_counters_that_rise_with_the_slowness_explain_the_straggler(
     synthetic: Synthetic, add_hardware: AddHardware, field: str, rate: int, reason: str
 ) -> None:
     counting: Readings = lambda rank, number: {field: 5 + rate * (number // 8)} if rank == 2 else {}  # noqa: E731
@@ -110,7 +110,7 @@ def test_counters_that_rise_while_it_is_late_explain_it(
     assert "2001-09-09T01:46:40Z" in (evidence.detail or "")
 
 
-def test_an_error_of_the_gpu_is_told_from_those_of_programs(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_gpu_errors_are_distinguished_from_program_errors(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     def readings(rank: int, number: int) -> dict[str, Any]:
         later = number > 8
         return {"xid_errors": 3 + 6 * later, "xid_errors_of_programs": 5 * later or None} if rank == 2 else {}
@@ -121,7 +121,7 @@ def test_an_error_of_the_gpu_is_told_from_those_of_programs(synthetic: Synthetic
     assert evidence.value == 1
 
 
-def test_the_reasons_for_a_lowered_clock_are_those_that_the_exporter_tells() -> None:
+def test_throttle_reasons_match_those_of_the_exporter() -> None:
     assert set(REASONS) == {reason for reason, _ in THROTTLE_BITS}
 
 
@@ -148,7 +148,7 @@ def unexplained(analysis: Analysis, cause: str = "host") -> None:
         lambda _rank, number: {"nvlink_errors": 100 * number},  # everywhere
     ],
 )
-def test_what_is_not_unusual_explains_nothing(synthetic: Synthetic, add_hardware: AddHardware, readings: Readings) -> None:
+def test_usual_readings_explain_nothing(synthetic: Synthetic, add_hardware: AddHardware, readings: Readings) -> None:
     unexplained(analyze([written(synthetic(gpus=True, plan=plan_for(2, **SLOW)), add_hardware, readings)]))
 
 
@@ -161,27 +161,27 @@ def test_what_is_not_unusual_explains_nothing(synthetic: Synthetic, add_hardware
         ({"phase": "forward", "us": 60_000, "cpu": True, "elements": 2.0}, "imbalance"),
     ],
 )
-def test_a_hot_gpu_does_not_explain_what_no_gpu_does(
+def test_hot_gpu_does_not_explain_a_cause_outside_the_gpu(
     synthetic: Synthetic, add_hardware: AddHardware, extra: dict[str, Any], cause: str
 ) -> None:
     unexplained(analyze([written(synthetic(gpus=True, plan=plan_for(2, **extra)), add_hardware, only(2, HOT))]), cause)
 
 
-def test_a_throttled_device_computes_slowly_and_its_host_is_cleared(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_slow_throttled_device_is_explained_by_thermal_throttling(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     verdict = analyze([written(synthetic(gpus=True, plan=plan_for(2, **SLOW)), add_hardware, only(2, HOT))]).verdict
     assert (verdict.cause, verdict.explained_by) == ("compute", "thermal_throttle")
     assert any("airflow" in action and "n1" in action for action in verdict.next)
     assert any("scontrol update NodeName=n1 State=DRAIN" in action for action in verdict.next)
 
 
-def test_a_permanent_reason_does_not_explain_an_intermittent_slowness(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_permanent_reading_does_not_explain_intermittent_slowness(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
     path = written(synthetic(gpus=True, steps=160, plan=plan, noise=0.01), add_hardware, only(2, HOT), every_ms=50)
     verdict = analyze([path]).verdict
     assert (verdict.rank, verdict.pattern, verdict.explained_by) == (2, "intermittent", None)
 
 
-def test_a_reason_that_comes_and_goes_with_the_slow_steps_explains_them(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_reading_that_follows_the_slow_steps_explains_the_slowness(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
     run = synthetic(gpus=True, steps=160, plan=plan, noise=0.0, transfer_us=0.0)
     # Without noise four steps take 600 ms, of which the first, the slow one, takes 300.
@@ -190,7 +190,7 @@ def test_a_reason_that_comes_and_goes_with_the_slow_steps_explains_them(syntheti
     assert (verdict.rank, verdict.pattern, verdict.explained_by) == (2, "intermittent", "thermal_throttle")
 
 
-def test_a_hot_gpu_does_not_explain_a_slowness_of_the_host_in_windows(
+def test_hot_gpu_does_not_explain_a_slow_host_in_windows(
     synthetic: Synthetic, add_hardware: AddHardware, add_windows: AddWindows
 ) -> None:
     # Given a rank named by profiled steps, in which its device has no more to do than the others'
@@ -202,7 +202,7 @@ def test_a_hot_gpu_does_not_explain_a_slowness_of_the_host_in_windows(
     unexplained(analysis)
 
 
-def test_profiled_steps_between_the_slow_ones_do_not_show_a_healthy_device(
+def test_profiled_fast_steps_do_not_prove_a_healthy_device(
     synthetic: Synthetic, add_hardware: AddHardware, add_windows: AddWindows
 ) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
@@ -218,7 +218,7 @@ def test_profiled_steps_between_the_slow_ones_do_not_show_a_healthy_device(
 
 
 @pytest.mark.parametrize(("busier", "cause"), [(200_000, "compute"), (0, "host")])
-def test_a_profiled_slow_step_shows_its_device(synthetic: Synthetic, add_windows: AddWindows, busier: int, cause: str) -> None:
+def test_profiled_slow_step_shows_its_device(synthetic: Synthetic, add_windows: AddWindows, busier: int, cause: str) -> None:
     plan = lambda rank, step: {"us": 200_000} if rank == 2 and step % 4 == 0 else None  # noqa: E731
     fields = lambda _rank, step: {"profiled": 40 <= step < 44}  # noqa: E731
     path = synthetic(steps=160, plan=plan, noise=0.0, fields=fields).write()
@@ -231,7 +231,7 @@ def test_a_profiled_slow_step_shows_its_device(synthetic: Synthetic, add_windows
     assert (verdict.rank, verdict.pattern, verdict.cause) == (2, "intermittent", cause)
 
 
-def test_the_device_of_another_pipeline_stage_is_no_measure(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_device_of_another_pipeline_stage_is_not_compared(synthetic: Synthetic, add_windows: AddWindows) -> None:
     # Given two stages, of which the second has more to compute, and a rank of the first whose device is busier than its peer's
     places = {rank: {"pp": rank // 2} for rank in range(4)}
     path = synthetic(ranks=4, plan=plan_for(0, **SLOW), coordinates=places).write()
@@ -242,7 +242,7 @@ def test_the_device_of_another_pipeline_stage_is_no_measure(synthetic: Synthetic
     assert (verdict.rank, verdict.cause) == (0, "compute")
 
 
-def test_a_gpu_is_not_compared_with_itself(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_gpu_is_not_compared_with_itself(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     # Given ranks that share one GPU, which has readings
     run = synthetic(gpus=True, plan=plan_for(2, **SLOW), rank_fields={"gpu_uuid": "GPU-2", "host": "n1"})
     analysis = analyze([written(run, add_hardware, only(2, HOT))])
@@ -250,7 +250,7 @@ def test_a_gpu_is_not_compared_with_itself(synthetic: Synthetic, add_hardware: A
     assert "There are no hardware samples" not in analysis.verdict.summary
 
 
-def test_without_readings_that_is_said(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_missing_hardware_samples_are_reported(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     path = synthetic(gpus=True, plan=plan_for(2, **SLOW)).write()
     unexplained(analyze([path]))
     assert "There are no hardware samples of its GPU." in analyze([path]).verdict.summary
@@ -258,20 +258,20 @@ def test_without_readings_that_is_said(synthetic: Synthetic, add_hardware: AddHa
     assert "no hardware samples of its GPU: no answer from the exporter." in analyze([path]).verdict.summary
 
 
-def test_ranks_without_a_gpu_lack_no_readings(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_ranks_without_a_gpu_have_no_missing_readings(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     run = written(synthetic(device_kind="cpu", plan=plan_for(2, **SLOW)), add_hardware, only(2, HOT))
     unexplained(analyze([run]))
     assert "hardware" not in analyze([run]).verdict.summary
 
 
-def test_simulated_readings_are_called_simulated(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_simulated_readings_are_labelled(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     path = written(synthetic(gpus=True, simulated=True, plan=plan_for(2, **SLOW)), add_hardware, only(2, HOT), simulated=True)
     analysis = analyze([path])
     assert "SIMULATED GPU readings" in analysis.verdict.summary
     assert all("SIMULATED" in (row.detail or "") for row in analysis.findings[0].evidence if row.name.startswith("hardware."))
 
 
-def test_impossible_readings_are_no_reading(synthetic: Synthetic, add_hardware: AddHardware) -> None:
+def test_impossible_readings_are_ignored(synthetic: Synthetic, add_hardware: AddHardware) -> None:
     path = synthetic(gpus=True, plan=plan_for(2, **SLOW)).write()
     odd = [HardwareSample(unix_ns=at, gpu_uuid="GPU-2", xid_errors=2**63, **HOT) for at in (-5, 0, 2**62, 2**63 - 1)]
     add_hardware(path, "n1", [item for item in odd for _ in range(9)])
@@ -279,7 +279,7 @@ def test_impossible_readings_are_no_reading(synthetic: Synthetic, add_hardware: 
 
 
 @pytest.mark.parametrize(("peers", "reason"), [(0, "memory_pressure"), (3, "memory_pressure"), (20, None)])
-def test_an_allocator_that_starts_over_and_over_is_short_of_memory(
+def test_repeated_allocator_retries_show_short_memory(
     synthetic: Synthetic, add_hardware: AddHardware, peers: int, reason: str | None
 ) -> None:
     path = written(synthetic(gpus=True, plan=plan_for(2, **SLOW)), add_hardware, only(2, {}))
@@ -292,7 +292,7 @@ def test_an_allocator_that_starts_over_and_over_is_short_of_memory(
     assert analyze([path]).verdict.explained_by == reason
 
 
-def test_of_a_mig_device_its_gpu_speaks() -> None:
+def test_mig_device_uses_the_readings_of_its_gpu() -> None:
     rows = [
         HardwareSample(unix_ns=at, gpu_uuid=uuid, parent_uuid=parent, sm_clock_hertz=clock)
         for at in range(3)
@@ -304,14 +304,14 @@ def test_of_a_mig_device_its_gpu_speaks() -> None:
 
 
 @pytest.mark.slow
-def test_a_very_long_run_keeps_a_bounded_number_of_readings() -> None:
+def test_readings_of_a_very_long_run_are_bounded() -> None:
     rows = (HardwareSample(unix_ns=at, gpu_uuid="GPU-a", xid_errors=at) for at in range(5 * MAX_SAMPLES))
     result = readings_of(rows, ["GPU-a"], (0, 2**62))["GPU-a"]
     assert MAX_SAMPLES // 2 <= len(result.unix_ns) <= MAX_SAMPLES
     assert np.diff(result.unix_ns).min() == np.diff(result.unix_ns).max()
 
 
-def test_every_reason_of_the_table_has_advice_of_its_own() -> None:
+def test_every_physical_reason_has_its_own_advice() -> None:
     general = next_actions("straggler", AdviceSubject("r", [1], {1: "n1", 0: "n0"}), cause="compute")
     for row in PHYSICAL:
         actions = next_actions("straggler", AdviceSubject("r", [1], {1: "n1", 0: "n0"}), cause="compute", reason=row.reason)
@@ -323,7 +323,7 @@ times = st.lists(st.integers(0, 2**50), max_size=30)
 
 
 @given(times, st.lists(st.tuples(st.integers(1, 2**50), st.integers(0, 2**40)), min_size=1, max_size=12), st.randoms())
-def test_a_reading_belongs_to_the_step_it_was_taken_in(at: list[int], steps: list[tuple[int, int]], random: Any) -> None:
+def test_reading_belongs_to_the_step_in_which_it_was_taken(at: list[int], steps: list[tuple[int, int]], random: Any) -> None:
     starts = np.array([start for start, _ in steps], dtype=np.int64)
     walls = np.array([float(wall) for _, wall in steps])
     wanted = np.array([random.random() < 0.5 for _ in steps])
@@ -340,7 +340,7 @@ def test_a_reading_belongs_to_the_step_it_was_taken_in(at: list[int], steps: lis
 
 
 @given(st.lists(st.none() | st.integers(0, 50), max_size=20))
-def test_a_counter_never_falls_and_a_reset_counts_from_zero(values: list[int | None]) -> None:
+def test_counter_reset_counts_from_zero(values: list[int | None]) -> None:
     rows = [HardwareSample(unix_ns=at, gpu_uuid="g", xid_errors=value) for at, value in enumerate(values)]
     readings = readings_of(rows, ["g"], (0, 99)).get("g")
     rose = None if readings is None else readings.rises("xid_errors")
@@ -354,5 +354,5 @@ def test_a_counter_never_falls_and_a_reset_counts_from_zero(values: list[int | N
 
 
 @given(st.text(alphabet="GPUMI-ab", max_size=12))
-def test_a_bare_uuid_stays_bare(uuid: str) -> None:
+def test_uuid_prefixes_are_removed(uuid: str) -> None:
     assert bare_uuid(f"GPU-{uuid}") == bare_uuid(f"MIG-{uuid}") == uuid

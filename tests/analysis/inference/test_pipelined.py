@@ -86,7 +86,7 @@ def gained(analysis: Analysis) -> float:
 
 @pytest.mark.parametrize("us", [9_000.0, 20_000.0, 30_000.0])
 @pytest.mark.parametrize("schedule", ["Schedule1F1B", "ScheduleGPipe", "ScheduleZBVZeroBubble"])
-def test_a_slow_rank_of_the_idle_stage_costs_nearly_nothing(pipeline: Callable[..., Any], us: float, schedule: str) -> None:
+def test_slow_rank_of_the_idle_stage_costs_nearly_nothing(pipeline: Callable[..., Any], us: float, schedule: str) -> None:
     run = pipeline(slower(1, us))
     run.pipeline = Pipeline(schedule=schedule, microbatches=BATCHES)
     path = run.write()
@@ -101,20 +101,20 @@ def test_a_slow_rank_of_the_idle_stage_costs_nearly_nothing(pipeline: Callable[.
     assert since.slow == []
 
 
-def test_what_costs_nothing_does_not_make_the_verdict_doubtful(pipeline: Callable[..., Any]) -> None:
+def test_slowness_without_cost_does_not_lower_the_confidence(pipeline: Callable[..., Any]) -> None:
     calm = analyze([pipeline(lambda *_: None, folder="calm").write()]).verdict
     slow = analyze([pipeline(slower(1, 9_000.0)).write()]).verdict
     assert slow.confidence == calm.confidence
 
 
-def test_a_slow_rank_of_the_stage_that_others_wait_for_costs_all_of_it(pipeline: Callable[..., Any]) -> None:
+def test_slow_rank_of_the_busy_stage_costs_its_whole_delay(pipeline: Callable[..., Any]) -> None:
     analysis = analyze([pipeline(slower(6, 15_000.0)).write()])
     assert (analysis.verdict.ranks, analysis.verdict.stage) == ([6], 1)
     assert gained(analysis) == pytest.approx(15_000 / (BUSY + IDLE / BATCHES), rel=0.1)
 
 
 @pytest.mark.parametrize("phase", ["data", "optimizer", "between_steps"])
-def test_what_is_outside_of_micro_batches_delays_all_of_them(pipeline: Callable[..., Any], phase: str) -> None:
+def test_delay_outside_micro_batches_delays_every_micro_batch(pipeline: Callable[..., Any], phase: str) -> None:
     """The first stage passes nothing on before its data are there, however little it has to do."""
     run = pipeline(slower(1, 12_000.0, phase))
     analysis = analyze([run.write()])
@@ -122,16 +122,18 @@ def test_what_is_outside_of_micro_batches_delays_all_of_them(pipeline: Callable[
 
 
 @pytest.mark.parametrize(("cpu", "named"), [(True, []), (False, [1])])
-def test_a_pause_within_micro_batches_delays_all_after_it(pipeline: Callable[..., Any], cpu: bool, named: list[int]) -> None:
+def test_pause_within_micro_batches_costs_more_than_slower_compute(
+    pipeline: Callable[..., Any], cpu: bool, named: list[int]
+) -> None:
     assert analyze([pipeline(slower(1, 12_000.0, cpu=cpu), device_kind="cpu").write()]).verdict.ranks == named
 
 
-def test_garbage_collection_is_a_pause(pipeline: Callable[..., Any]) -> None:
+def test_garbage_collection_counts_as_a_pause(pipeline: Callable[..., Any]) -> None:
     verdict = analyze([pipeline(slower(1, 12_000.0, gc=True)).write()]).verdict
     assert (verdict.ranks, verdict.cause) == ([1], "gc"), verdict.summary
 
 
-def test_a_rank_slower_than_the_busy_stage_costs_the_difference(pipeline: Callable[..., Any]) -> None:
+def test_rank_slower_than_the_busy_stage_costs_the_difference(pipeline: Callable[..., Any]) -> None:
     analysis = analyze([pipeline(slower(1, 70_000.0)).write()])
     verdict = analysis.verdict
     assert verdict.ranks == [1], verdict.summary
@@ -142,18 +144,18 @@ def test_a_rank_slower_than_the_busy_stage_costs_the_difference(pipeline: Callab
     assert f"{expected / 1000:.0f}" in verdict.summary.split(" ms")[0]
 
 
-def test_some_slow_steps_count_step_by_step(pipeline: Callable[..., Any]) -> None:
+def test_cost_of_intermittent_slow_steps_is_counted_per_step(pipeline: Callable[..., Any]) -> None:
     """On average the rank is no slower than the busy stage, but every third of its steps is."""
     verdict = analyze([pipeline(slower(1, 90_000.0, every=3), steps=120).write()]).verdict
     assert (verdict.ranks, verdict.pattern) == ([1], "intermittent"), verdict.summary
 
 
-def test_without_the_number_of_micro_batches_there_is_no_bound(pipeline: Callable[..., Any]) -> None:
+def test_cost_is_unbounded_without_the_number_of_micro_batches(pipeline: Callable[..., Any]) -> None:
     assert analyze([pipeline(slower(1, 9_000.0), batches=None).write()]).verdict.ranks == [1]
 
 
 @pytest.mark.parametrize("all_forward_first", [True, False])
-def test_the_bound_is_what_a_simulated_step_saves(synthetic: Synthetic, all_forward_first: bool) -> None:
+def test_cost_bound_equals_the_saving_of_a_simulated_step(synthetic: Synthetic, all_forward_first: bool) -> None:
     rng = np.random.default_rng(3)
     differences = []
     for number in range(20):

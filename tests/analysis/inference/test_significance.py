@@ -22,32 +22,32 @@ from rankscope.analysis.inference.judging.significance import (
 )
 
 
-def test_blocks_keep_the_sum() -> None:
+def test_blocks_preserve_the_sum_of_scores() -> None:
     scores = np.arange(60.0).reshape(20, 3)
     assert block_sums(scores).shape == (BLOCKS, 3)
     assert np.allclose(block_sums(scores).sum(axis=0), scores.sum(axis=0))
     assert block_sums(scores[:2]).shape == (2, 3)
 
 
-def test_always_the_same_rank_is_not_chance() -> None:
+def test_rank_ahead_in_every_block_is_not_chance() -> None:
     scores = np.zeros((BLOCKS, 2))
     scores[:, 1] = 1
     assert p_value(scores, 1) <= LIMIT
 
 
-def test_as_many_draws_as_there_are_never_say_that_chance_is_impossible() -> None:
+def test_p_value_is_never_zero() -> None:
     scores = np.zeros((32, 8))
     scores[:, 5] = 1
     assert 0 < p_value(scores, 5) < 0.001
 
 
-def test_one_block_alone_may_always_be_chance() -> None:
+def test_single_block_may_be_chance() -> None:
     scores = np.zeros((BLOCKS, 4))
     scores[3, 2] = 1000
     assert p_value(scores, 2) == 1
 
 
-def test_two_of_four_ahead_in_all_blocks_are_no_chance_though_each_may_be() -> None:
+def test_two_of_four_ranks_ahead_in_all_blocks_are_no_chance() -> None:
     scores = np.zeros((BLOCKS, 4))
     scores[:, :2] = 1
     assert gap_p_value(scores, BLOCKS) <= LIMIT / 2
@@ -65,7 +65,7 @@ def test_equal_ranks_are_rarely_far_ahead_of_the_others() -> None:
 
 
 @given(st.lists(st.integers(0, 1000), min_size=2, max_size=12), st.data())
-def test_nobody_between_those_ahead_and_the_others(totals: list[int], data: st.DataObject) -> None:
+def test_widest_gap_separates_the_leading_ranks_from_the_others(totals: list[int], data: st.DataObject) -> None:
     most = data.draw(st.integers(1, len(totals) - 1))
     count, gap = widest_gap(np.array(totals, dtype=float), most)
     ordered = sorted(totals, reverse=True)
@@ -76,7 +76,7 @@ def test_nobody_between_those_ahead_and_the_others(totals: list[int], data: st.D
 
 @settings(max_examples=8)
 @given(st.integers(0, 50), st.floats(-1e6, 1e6))
-def test_what_all_ranks_have_in_common_in_a_block_changes_no_p_value(seed: int, common: float) -> None:
+def test_common_shift_of_all_ranks_in_a_block_keeps_the_p_value(seed: int, common: float) -> None:
     scores = np.random.default_rng(seed).integers(0, 9, size=(3, 4)).astype(float)
     moved = scores + np.array([[common], [0.0], [-common]])
     assert gap_p_value(moved, 2.0) == gap_p_value(scores, 2.0)
@@ -84,7 +84,7 @@ def test_what_all_ranks_have_in_common_in_a_block_changes_no_p_value(seed: int, 
 
 
 @pytest.mark.parametrize(("ranks", "needed"), [(2, 8), (3, 6), (4, 5), (1024, 2)])
-def test_blocks_needed_are_the_fewest_that_can_exclude_chance(ranks: int, needed: int) -> None:
+def test_blocks_needed_is_the_smallest_significant_number(ranks: int, needed: int) -> None:
     def best(blocks: int) -> float:
         scores = np.zeros((blocks, ranks))
         scores[:, 0] = 1
@@ -116,7 +116,7 @@ def stages(steps: int, *, seed: int, apart_us: float = 0.3, lasting: float = 0.8
 
 @pytest.mark.parametrize("steps", [6, 10, 16])
 @pytest.mark.parametrize("seed", range(4))
-def test_a_steady_excess_is_a_slow_rank(steps: int, seed: int) -> None:
+def test_steady_excess_is_a_slow_rank(steps: int, seed: int) -> None:
     first, *others = stages(steps, seed=seed)
     first.own[1] += 30.0
     slow = slow_replica(first, STAGES, others)
@@ -125,7 +125,7 @@ def test_a_steady_excess_is_a_slow_rank(steps: int, seed: int) -> None:
     assert slow.gain_us == pytest.approx(30, abs=4)
 
 
-def test_ten_steps_of_two_ranks_do_not_show_it_by_themselves() -> None:
+def test_ten_steps_of_two_ranks_need_the_other_stages_as_reference() -> None:
     """Else these rules would not be needed."""
     first, *others = stages(10, seed=1, lasting=0.95)
     first.own[1] += 30.0
@@ -134,25 +134,25 @@ def test_ten_steps_of_two_ranks_do_not_show_it_by_themselves() -> None:
     assert slow_replica(first, STAGES, []) is None
 
 
-def test_replicas_that_differ_as_much_in_other_stages_are_no_outliers() -> None:
+def test_replica_within_the_spread_of_other_stages_is_no_outlier() -> None:
     first, *others = stages(10, seed=0, apart_us=20.0)
     first.own[1] += 40.0
     assert slow_replica(first, STAGES, others) is None
 
 
-def test_what_costs_too_little_is_not_named() -> None:
+def test_negligible_cost_is_not_named() -> None:
     first, *others = stages(10, seed=0)
     first.own[1] += 0.04 * STEP_US
     assert slow_replica(first, STAGES, others) is None
 
 
-def test_some_pauses_may_be_chance() -> None:
+def test_intermittent_pauses_may_be_chance() -> None:
     first, *others = stages(10, seed=0)
     first.own[1, ::3] += 90.0
     assert slow_replica(first, STAGES, others) is None
 
 
-def test_lasting_noise_names_hardly_any_rank() -> None:
+def test_autocorrelated_noise_rarely_names_a_rank() -> None:
     named = 0
     for seed in range(200):
         first, *others = stages(10, seed=seed, apart_us=0.0, noise_us=8.0)

@@ -38,7 +38,7 @@ def row(lines: Lines, *, first: int = 10, last: int = 20, phase: Phase | None = 
     )
 
 
-def test_the_line_with_the_largest_excess_is_named_with_its_shares() -> None:
+def test_line_with_the_largest_excess_is_named_with_its_shares() -> None:
     slow = [row({88: 42, 5: 8}), row({88: 42, 5: 8}, phase=None)]
     stalled_line = find_stalled_line(slow, [[row({5: 10, 9: 40})], [row({5: 8, 9: 42})]], cost_share=0.8)
     assert stalled_line is not None
@@ -75,14 +75,14 @@ def test_waiting_for_other_ranks_is_no_stall() -> None:
 
 
 @pytest.mark.parametrize("phases", [("forward", "backward"), (None, None)])
-def test_a_phase_that_is_not_clear_is_left_out(phases: tuple[Phase | None, Phase | None]) -> None:
+def test_ambiguous_phase_is_left_out(phases: tuple[Phase | None, Phase | None]) -> None:
     slow = [row({88: 50}, phase=phase) for phase in phases]
     stalled_line = find_stalled_line(slow, [[row({5: 100})]], cost_share=0.5)
     assert stalled_line is not None
     assert stalled_line.phase is None
 
 
-def test_only_samples_in_the_steps_of_the_verdict_count() -> None:
+def test_samples_outside_the_steps_of_the_verdict_are_ignored() -> None:
     rows = [row({1: 9}, first=1, last=9), row({2: 9}, first=8, last=12), row({3: 9}, first=20, last=30)]
     assert [item.lines[0].line for item in samples_in(rows, (10, 20))] == [2]
     assert len(samples_in(rows, None)) == 3
@@ -90,7 +90,7 @@ def test_only_samples_in_the_steps_of_the_verdict_count() -> None:
     assert samples_in([row({1: 9}, total=2), row({1: -9}, total=5), StackSamples(start_unix_ns=1, end_unix_ns=1)], None) == []
 
 
-def test_equal_ranks_seldom_have_a_line_that_stands_out() -> None:
+def test_equal_ranks_rarely_have_a_stalled_line() -> None:
     chance = random.Random(7)
     named = 0
     for _ in range(400):
@@ -115,7 +115,7 @@ STALLS = {2: [row({88: 84, 5: 16})], **{rank: [row({5: 16, 9: 84})] for rank in 
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
-def test_the_verdict_names_the_stalled_line_and_advises_no_py_spy(synthetic: Synthetic, kind: str) -> None:
+def test_verdict_with_a_stalled_line_does_not_advise_py_spy(synthetic: Synthetic, kind: str) -> None:
     analysis = analysis_of(synthetic, STALLS, kind)
     verdict = analysis.verdict
     assert (verdict.kind, verdict.rank, verdict.cause) == ("straggler", 2, "host")
@@ -129,7 +129,7 @@ def test_the_verdict_names_the_stalled_line_and_advises_no_py_spy(synthetic: Syn
     assert "train.py:88" in verdict.next[0]
 
 
-def test_without_samples_the_verdict_says_why_and_advises_py_spy(synthetic: Synthetic) -> None:
+def test_verdict_without_samples_gives_the_reason_and_advises_py_spy(synthetic: Synthetic) -> None:
     missing = StackSamples(start_unix_ns=1, end_unix_ns=1, missing="ptrace is denied")
     verdict = analysis_of(synthetic, {2: [missing]}).verdict
     assert verdict.stalls_at is None
@@ -137,19 +137,19 @@ def test_without_samples_the_verdict_says_why_and_advises_py_spy(synthetic: Synt
     assert "py-spy" in verdict.next[0]
 
 
-def test_without_records_of_stacks_nothing_is_said_of_them(synthetic: Synthetic) -> None:
+def test_verdict_without_stack_records_mentions_no_stack(synthetic: Synthetic) -> None:
     verdict = analysis_of(synthetic, {}).verdict
     assert verdict.stalls_at is None
     assert "stack" not in verdict.summary
     assert "py-spy" in verdict.next[0]
 
 
-def test_of_more_work_no_line_is_said_to_be_the_reason(synthetic: Synthetic) -> None:
+def test_excess_by_more_work_is_attributed_to_no_line(synthetic: Synthetic) -> None:
     verdict = analysis_of(synthetic, STALLS, cpu=True, elements=2.0).verdict
     assert (verdict.cause, verdict.stalls_at) == ("imbalance", None)
 
 
-def test_with_nobody_named_no_line_is_named(synthetic: Synthetic) -> None:
+def test_verdict_without_a_named_rank_names_no_line(synthetic: Synthetic) -> None:
     run = synthetic(noise=0.005).write()
     for rank, rows in STALLS.items():
         append(rank_dir(Path(run), 0, rank), "stacks", *rows)

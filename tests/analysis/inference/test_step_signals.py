@@ -28,7 +28,7 @@ def table_of(ranks: int) -> StepTable:
 
 
 @pytest.mark.parametrize("ranks", [9, MOST_PEERS + 1, 5 * MOST_PEERS])
-def test_the_excess_is_over_the_peer_in_the_middle_however_many_there_are(ranks: int) -> None:
+def test_excess_is_over_the_median_peer_for_any_number_of_ranks(ranks: int) -> None:
     peers = [rank for rank in range(ranks) if rank != SLOW]
     signals = signals_of(table_of(ranks), SLOW, np.ones(STEPS, dtype=bool), peers, device_busy_us=None)
     # With thousands of peers a sample is taken, whose median is at most one stride away.
@@ -89,7 +89,7 @@ def test_agreement_is_the_share_of_resamples_with_the_same_cause() -> None:
         ((20.0, 75.0), (95.0, 0.0), "compute"),
     ],
 )
-def test_a_host_that_sleeps_is_told_from_a_slow_device_by_its_cpu_time(
+def test_cpu_time_distinguishes_a_sleeping_host_from_a_slow_device(
     slow: tuple[float, float], peers: tuple[float, float], cause: str
 ) -> None:
     """Own times of a device are as long whichever of the two is late."""

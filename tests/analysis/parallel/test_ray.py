@@ -42,7 +42,9 @@ def cluster(require_ray: None) -> Iterator[Cluster]:
     assert nodes.processes() == []
 
 
-def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli_process: Cli, example_traces: Path) -> None:
+def test_ray_output_equals_that_of_local_processes_byte_for_byte(
+    cluster: Cluster, cli_process: Cli, example_traces: Path
+) -> None:
     # given the traces of four ranks
     analyze = ("analyze", example_traces / "jobs" / "ddp", "--detail", "--format", "json")
     local = cli_process(*analyze)
@@ -53,7 +55,7 @@ def test_the_answer_is_that_of_local_processes_to_the_byte(cluster: Cluster, cli
     assert ray.stdout == local.stdout
 
 
-def test_so_is_that_of_a_run(cluster: Cluster, cli_process: Cli, synthetic: Any) -> None:
+def test_ray_output_for_a_run_equals_that_of_local_processes(cluster: Cluster, cli_process: Cli, synthetic: Any) -> None:
     # given a recorded run with a slow rank and a damaged record
     run: Path = synthetic(ranks=5, steps=40, plan=lambda rank, step: {"us": 40_000, "cpu": True} if rank == 3 else None).write()
     add_damaged(steps_file(run, 2))
@@ -69,7 +71,7 @@ def test_so_is_that_of_a_run(cluster: Cluster, cli_process: Cli, synthetic: Any)
     assert "1 damaged line skipped" in ray.stdout
 
 
-def test_a_connected_program_uses_all_nodes_in_order_and_stays_connected(cluster: Cluster) -> None:
+def test_connected_program_uses_all_nodes_in_order_and_stays_connected(cluster: Cluster) -> None:
     # given a program that is connected to a cluster, and builtins to run on its nodes, which are pickled by name
     code = """
 import ray
@@ -96,7 +98,7 @@ print(ray.is_initialized())
     assert refused == "this program is connected to a Ray cluster already: leave the address out"
 
 
-def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path: Path) -> None:
+def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster_running(cluster: Cluster, tmp_path: Path) -> None:
     # given a long task
     result = tmp_path / "pid"
     say = f"__import__('pathlib').Path({os.fspath(result)!r}).write_text(str(__import__('os').getpid()))"
@@ -113,7 +115,7 @@ def test_ctrl_c_ends_the_tasks_and_leaves_the_cluster(cluster: Cluster, tmp_path
     assert cluster.processes()
 
 
-def test_a_node_without_rankscope_can_say_so(require_ray: None) -> None:
+def test_node_task_reports_a_missing_rankscope(require_ray: None) -> None:
     # given the payload sent to a node, and an interpreter there that has Ray but not rankscope
     factory = logging.getLogRecordFactory()
     from ray import cloudpickle

@@ -43,14 +43,14 @@ def on_node(file: Path, function: Callable[[Any], Any] = str.upper, item: Any = 
     return unwrap_answer((outcome, "node-7", pickled), file)
 
 
-def test_a_node_with_the_same_version_and_file_does_the_work(file: Path) -> None:
+def test_node_with_the_same_version_and_file_does_the_work(file: Path) -> None:
     assert on_node(file) == "A"
     # and a path is resolved from the working directory of the command
     assert on_node(Path("rank-0.json")) == "A"
 
 
 @pytest.mark.parametrize(("installed", "message"), [("0.0.1", f"has rankscope 0.0.1, not {HERE}"), (None, "has no rankscope")])
-def test_another_version_or_none_is_one_line_with_node_and_command(
+def test_other_version_is_a_one_line_error_with_node_and_command(
     file: Path, monkeypatch: pytest.MonkeyPatch, installed: str | None, message: str
 ) -> None:
     def version(name: str) -> str:
@@ -68,14 +68,14 @@ def test_another_version_or_none_is_one_line_with_node_and_command(
         assert fact in str(refusal.value)
 
 
-def test_a_node_that_sees_another_file_or_none_is_named(file: Path) -> None:
+def test_node_with_another_or_no_file_is_named(file: Path) -> None:
     with pytest.raises(InputError, match=r"^/.*rank-9\.json: node node-7 of the Ray cluster does not see it \(No such file"):
         on_node(file.with_name("rank-9.json"))
     with pytest.raises(InputError, match=r"node-7 of the Ray cluster has another file there.*--engine local"):
         on_node(file, size=3)
 
 
-def test_what_a_rank_raises_is_what_is_raised_here(file: Path) -> None:
+def test_exception_of_a_task_is_raised_in_the_caller(file: Path) -> None:
     with pytest.raises(InputError) as refusal:
         on_node(file, failing, InputError("x.json", "not JSON", place="byte 3"))
     assert (refusal.value.path, refusal.value.place, str(refusal.value)) == ("x.json", "byte 3", "x.json: byte 3: not JSON")
@@ -93,18 +93,18 @@ def test_what_a_rank_raises_is_what_is_raised_here(file: Path) -> None:
 @pytest.mark.parametrize(
     "address", ["", "head", "10.0.0.1", "10.0.0.1:port", "10.0.0.1:99999", ":6379", "http://head:1/x", "ray://head:10001"]
 )
-def test_what_is_no_address_says_what_one_looks_like(address: str) -> None:
+def test_invalid_address_error_shows_the_format(address: str) -> None:
     with pytest.raises(InputError, match="no address of a Ray cluster: give HOST:PORT"):
         cluster_address(address, own_ip)
 
 
-def test_an_address_where_nobody_listens_is_one_line(free_port: Callable[[], int]) -> None:
+def test_address_that_refuses_connections_is_a_one_line_error(free_port: Callable[[], int]) -> None:
     address = f"127.0.0.2:{free_port()}"
     with pytest.raises(InputError, match=f"^{address}: no Ray cluster answers there .Connection refused.: give HOST:PORT"):
         cluster_address(address, own_ip)
 
 
-def test_localhost_is_what_ray_takes_it_for() -> None:
+def test_localhost_is_resolved_as_ray_does() -> None:
     with socket.create_server(("127.0.0.3", 0)) as server:
         port = server.getsockname()[1]
         assert cluster_address(f"localhost:{port}", own_ip) == f"localhost:{port}"
@@ -112,7 +112,7 @@ def test_localhost_is_what_ray_takes_it_for() -> None:
             cluster_address(f"127.0.0.2:{port}", own_ip)
 
 
-def test_a_cluster_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_cluster_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(InputError, match="would start a cluster, and only one that is there is used"):
         cluster_address("local", own_ip)
     # nor because the environment requests it
@@ -122,7 +122,7 @@ def test_a_cluster_is_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
             cluster_address(address, own_ip)
 
 
-def test_without_an_address_it_is_that_of_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_default_address_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     with socket.create_server(("127.0.0.2", 0)) as server:
         address = f"127.0.0.2:{server.getsockname()[1]}"
         monkeypatch.setenv("RAY_ADDRESS", address)
@@ -131,7 +131,7 @@ def test_without_an_address_it_is_that_of_the_environment(monkeypatch: pytest.Mo
     assert cluster_address(None, own_ip) == "auto"
 
 
-def test_without_ray_it_says_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ray_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(MissingError, match=r"--engine ray needs the Python package 'ray': pip install 'rankscope\[ray\]'"):
         list(RayEngine().map(str, [1], files=[Path("x")], text_bytes=1))

@@ -40,7 +40,7 @@ def ordered(slices: list[tuple[int, int]]) -> list[tuple[int, int]]:
 
 
 @given(spans)
-def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(slices: list[tuple[int, int]]) -> None:
+def test_slices_of_a_nesting_lane_are_nested_or_disjoint(slices: list[tuple[int, int]]) -> None:
     lanes = SliceLanes(nest=True)
     placed = [(lanes.place(*span), *span) for span in ordered(slices)]
     for at, (lane, start, end) in enumerate(placed):
@@ -51,26 +51,26 @@ def test_slices_of_a_nesting_lane_lie_inside_each_other_or_apart(slices: list[tu
 
 
 @given(spans)
-def test_slices_of_a_lane_that_does_not_nest_never_overlap(slices: list[tuple[int, int]]) -> None:
+def test_slices_of_a_flat_lane_never_overlap(slices: list[tuple[int, int]]) -> None:
     lanes = SliceLanes(nest=False)
     placed = [(lanes.place(*span), *span) for span in ordered(slices)]
     for at, (lane, start, _) in enumerate(placed):
         assert all(stop <= start for other, _, stop in placed[:at] if other == lane)
 
 
-def test_what_nests_needs_one_lane() -> None:
+def test_nested_slices_need_one_lane() -> None:
     lanes = SliceLanes(nest=True)
     assert {lanes.place(at, 200 - at) for at in range(100)} == {0}
 
 
-def test_too_many_at_once_are_refused() -> None:
+def test_slices_beyond_the_lane_limit_are_refused() -> None:
     lanes = SliceLanes(nest=False)
     assert [lanes.place(0, 10) for _ in range(MAX_LANES + 1)] == [*range(MAX_LANES), None]
     assert lanes.place(10, 20) == 0
 
 
 @given(spans)
-def test_perfetto_drops_nothing_of_a_track(slices: list[tuple[int, int]]) -> None:
+def test_perfetto_drops_no_slice_of_a_track(slices: list[tuple[int, int]]) -> None:
     # given times that are not whole microseconds, as in traces
     written = bytearray()
     writer = TraceWriter(written.extend, base_ns=0)
@@ -86,14 +86,14 @@ def test_perfetto_drops_nothing_of_a_track(slices: list[tuple[int, int]]) -> Non
 
 
 @given(st.integers(0, HORIZON_NS - 1))
-def test_no_nanosecond_is_lost_on_the_way_into_perfetto(ns: int) -> None:
+def test_times_keep_every_nanosecond_in_perfetto(ns: int) -> None:
     text = us_text(ns)
     assert nanoseconds(json.loads(text)) == ns
     assert ns_of(text) == ns
     assert round(Decimal(text.decode()), 3) == Decimal(ns) / 1000
 
 
-def test_times_have_three_decimals_except_where_perfetto_would_lose_one() -> None:
+def test_times_have_three_decimals_unless_perfetto_would_round() -> None:
     assert us_text(1_234_567) == b"1234.567"
     assert us_text(0) == b"0.000"
     # 1.001 * 1000 is 1000.9999999999999
@@ -101,7 +101,7 @@ def test_times_have_three_decimals_except_where_perfetto_would_lose_one() -> Non
 
 
 @given(st.integers(-(2**60), 2**60))
-def test_absolute_times_keep_all_their_digits(ns: int) -> None:
+def test_absolute_times_keep_all_digits(ns: int) -> None:
     sign, (us, rest) = "-" if ns < 0 else "", divmod(abs(ns), 1000)
     assert ns_of(f"{sign}{us}.{rest:03d}".encode()) == ns
 
@@ -125,12 +125,12 @@ def test_absolute_times_keep_all_their_digits(ns: int) -> None:
         ("٣".encode(), None),
     ],
 )
-def test_times_of_damaged_files(text: bytes, ns: int | None) -> None:
+def test_damaged_times_are_parsed_or_none(text: bytes, ns: int | None) -> None:
     assert ns_of(text) == ns
 
 
 @given(st.text(st.characters()))
-def test_names_are_printable_and_short(text: str) -> None:
+def test_names_are_made_printable_and_short(text: str) -> None:
     shown = printable(text)
     assert len(shown) <= MAX_NAME
     assert shown.isprintable()
@@ -140,13 +140,13 @@ def test_names_are_printable_and_short(text: str) -> None:
 
 
 @given(st.dictionaries(st.text(st.characters()), json_values, max_size=5))
-def test_arguments_are_bounded_and_can_be_encoded(args: dict[str, Any]) -> None:
+def test_arguments_are_bounded_and_encodable(args: dict[str, Any]) -> None:
     data = encoded_args(args)
     assert len(data) <= MAX_ARGS_BYTES
     assert isinstance(json.loads(data), dict)
 
 
-def test_arguments_without_end_are_cut() -> None:
+def test_huge_arguments_are_truncated() -> None:
     deep: list[Any] = []
     for _ in range(5000):
         deep = [deep]
@@ -175,14 +175,14 @@ def test_arguments_without_end_are_cut() -> None:
         (range(100), {3}, 45, (5, 9)),
     ],
 )
-def test_of_steps_of_ten_events_those_that_fit_are_exported(
+def test_fitting_steps_are_the_latest_or_around_the_last_profile(
     steps: Iterable[int], profiled: set[int], limit: int, expected: tuple[int, int] | None
 ) -> None:
     assert fitting_steps(dict.fromkeys(steps, 10), profiled, limit) == expected
 
 
 @given(st.dictionaries(st.integers(0, 99), st.integers(1, 20), min_size=1), st.sets(st.integers(0, 99)), st.integers(1, 400))
-def test_the_steps_exported_fit(weights: dict[int, int], profiled: set[int], limit: int) -> None:
+def test_chosen_steps_fit_the_limit(weights: dict[int, int], profiled: set[int], limit: int) -> None:
     chosen = fitting_steps(weights, profiled, limit)
     assert chosen is not None
     steps = [step for step in weights if chosen[0] <= step < chosen[1]]
@@ -190,7 +190,7 @@ def test_the_steps_exported_fit(weights: dict[int, int], profiled: set[int], lim
     assert sum(weights[step] for step in steps) <= limit or len(steps) == 1
 
 
-def test_a_selection_has_what_is_between_its_bounds() -> None:
+def test_selection_contains_the_steps_between_its_bounds() -> None:
     assert [step for step in range(6) if Selection(steps=StepRange(2, 4)).steps.has(step)] == [2, 3]
     assert all(Selection().steps.has(step) and Selection().has_rank(step) for step in range(3))
     assert not Selection().chose_steps

@@ -18,7 +18,7 @@ from rankscope.runs.records import AttemptInfo, RankInfo
 from rankscope.runs.small_files import create_attempt, write_record
 
 
-def test_chosen_steps_and_ranks_only_are_exported_but_matched_with_all(tmp_path: Path) -> None:
+def test_export_is_limited_to_the_selection_but_matched_with_all_ranks(tmp_path: Path) -> None:
     model, export = exported(make_run(tmp_path / "run"), steps=StepRange(3, 5), ranks=frozenset({0, 3}))
     assert (export.ranks, export.steps) == ([0, 3], (3, 5))
     assert {event.args["step"] for event in model.of("step")} == {3, 4}
@@ -27,7 +27,7 @@ def test_chosen_steps_and_ranks_only_are_exported_but_matched_with_all(tmp_path:
     assert export.arrows == 1
 
 
-def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
+def test_steps_beyond_the_limit_are_left_out_and_named(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=200, profiled=(100, 101))
     model, export = exported(run, max_events=1_000)
     assert export.steps is not None
@@ -49,7 +49,7 @@ def test_what_does_not_fit_is_left_out_and_named(tmp_path: Path) -> None:
         (StepRange(22, 340), (22, 147)),
     ],
 )
-def test_the_steps_exported_use_the_limit(tmp_path: Path, chosen: StepRange, steps: tuple[int, int]) -> None:
+def test_exported_steps_use_the_limit(tmp_path: Path, chosen: StepRange, steps: tuple[int, int]) -> None:
     # given a run whose only profile is at its beginning
     run = make_run(tmp_path / "run", steps=350, profiled=(20, 21))
     # when not all chosen steps fit
@@ -68,7 +68,7 @@ def test_the_steps_exported_use_the_limit(tmp_path: Path, chosen: StepRange, ste
     assert whole.steps == (chosen.first or 0, past)
 
 
-def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+def test_empty_selection_is_an_error_with_the_available_range(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     with pytest.raises(InputError, match="no such steps were recorded; there are steps 0 to 5"):
         exported(run, steps=StepRange(100))
@@ -80,7 +80,7 @@ def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path
         exported()
 
 
-def test_windows_are_exported_where_the_step_records_are_gone(tmp_path: Path) -> None:
+def test_windows_are_exported_without_step_records(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     for file in run.rglob("steps-*"):
         file.unlink()
@@ -121,7 +121,7 @@ def kept_trace(run: Path, rank: int, first: int, host: str) -> None:
     (folder / f"window-{first:09d}.json").write_text(json.dumps(document))
 
 
-def test_raw_traces_that_were_kept_are_merged_in_on_request(tmp_path: Path) -> None:
+def test_kept_raw_traces_are_merged_on_request(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     kept_trace(run, 0, 2, "a")
     kept_trace(run, 3, 2, "b")

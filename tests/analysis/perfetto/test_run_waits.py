@@ -13,7 +13,7 @@ from rankscope.runs.paths import rank_dir
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
-def test_collectives_that_ended_together_end_together_for_any_clocks(tmp_path: Path, on_cpu: bool) -> None:
+def test_matched_collectives_end_together_for_any_clocks(tmp_path: Path, on_cpu: bool) -> None:
     # given two hosts a quarter of a second apart
     model, export = exported(make_run(tmp_path / "run", on_cpu=on_cpu))
     # then every collective ends at one moment
@@ -28,7 +28,7 @@ def test_collectives_that_ended_together_end_together_for_any_clocks(tmp_path: P
     assert export.clock.residual_us == pytest.approx(0, abs=0.01)
 
 
-def test_ranks_of_one_kernel_share_a_clock_whatever_their_hosts_are_called(tmp_path: Path) -> None:
+def test_ranks_of_one_kernel_share_a_clock_for_any_host_names(tmp_path: Path) -> None:
     # given containers of one kernel with host names of their own, which see a collective end 2 ms apart
     run = make_run(tmp_path / "run", skew_ns={"a": 0, "b": 2_000_000})
     model, export = exported(run)
@@ -47,7 +47,7 @@ def test_ranks_of_one_kernel_share_a_clock_whatever_their_hosts_are_called(tmp_p
     assert max(step.start for step in steps) - min(step.start for step in steps) == 2_000_000
 
 
-def test_machines_that_share_a_host_name_have_clocks_of_their_own(tmp_path: Path) -> None:
+def test_machines_that_share_a_host_name_have_separate_clocks(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     boot(run, ["4be2", "4be2", "90d1", "90d1"], host="localhost")
     _, export = exported(run)
@@ -55,7 +55,7 @@ def test_machines_that_share_a_host_name_have_clocks_of_their_own(tmp_path: Path
     assert export.clock.offset_us[3] - export.clock.offset_us[0] == pytest.approx(250_000)
 
 
-def test_ranks_of_one_kernel_need_no_collective_to_be_compared(tmp_path: Path) -> None:
+def test_ranks_of_one_kernel_need_no_collective_for_a_common_clock(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", profiled=())
     assert exported(run)[1].clock.method == "none"
     boot(run, ["4be2"] * 4)
@@ -63,7 +63,7 @@ def test_ranks_of_one_kernel_need_no_collective_to_be_compared(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("on_cpu", [False, True])
-def test_who_waited_for_whom_is_drawn(tmp_path: Path, on_cpu: bool) -> None:
+def test_waits_are_drawn_with_arrows_from_the_last_rank(tmp_path: Path, on_cpu: bool) -> None:
     model, export = exported(make_run(tmp_path / "run", on_cpu=on_cpu))
     waits = model.of("wait")
     assert {wait.process[:6] for wait in waits} == {"rank 0", "rank 1", "rank 2"}
@@ -84,7 +84,7 @@ def test_who_waited_for_whom_is_drawn(tmp_path: Path, on_cpu: bool) -> None:
     assert first.args["sequence"] == 9
 
 
-def test_nobody_is_called_last_below_the_residual(tmp_path: Path) -> None:
+def test_no_rank_is_drawn_as_last_below_the_residual(tmp_path: Path) -> None:
     # given ranks that arrive within a microsecond of each other, and clocks that agree to no better than a millisecond
     run = make_run(tmp_path / "run", late=-1)
     for rank in range(4):
@@ -100,7 +100,7 @@ def test_nobody_is_called_last_below_the_residual(tmp_path: Path) -> None:
     assert export.arrows == 0
 
 
-def test_clocks_of_steps_without_a_profile_are_those_of_the_nearest_one(tmp_path: Path) -> None:
+def test_steps_without_a_profile_use_the_nearest_fitted_clock(tmp_path: Path) -> None:
     model, export = exported(make_run(tmp_path / "run"), steps=StepRange(5, 6))
     assert model.of("collective") == []
     assert export.clock.fitted_to == "steps 2 to 3"

@@ -50,7 +50,7 @@ def test_phases_fill_the_step_and_blocked_time_ends_its_phase(tmp_path: Path) ->
     assert steps[2].args["profiled"]
 
 
-def test_the_verdict_lies_over_its_steps(synthetic: Callable[..., Any]) -> None:
+def test_verdict_spans_its_steps(synthetic: Callable[..., Any]) -> None:
     run = synthetic(plan=lambda rank, _: {"us": 60_000} if rank == 2 else None).write()
     model, _ = exported(run)
     (verdict,) = model.of("verdict")
@@ -70,13 +70,13 @@ def test_the_verdict_lies_over_its_steps(synthetic: Callable[..., Any]) -> None:
     assert "residual_us" not in {name for name, value in clock.args.items() if value is not None}
 
 
-def test_without_a_verdict_nothing_is_judged(tmp_path: Path) -> None:
+def test_export_without_a_verdict_has_no_verdict_slice(tmp_path: Path) -> None:
     model, _ = exported(make_run(tmp_path / "run"), verdict=False)
     assert model.of("verdict") == []
     assert len(model.of("clock")) == 1
 
 
-def test_a_simulated_run_says_so_everywhere(tmp_path: Path) -> None:
+def test_simulated_run_is_labelled_everywhere(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", simulated=True)
     append(host_dir(run, "a"), "gpu", HardwareSample(unix_ns=START, gpu_index=0, temperature_celsius=50.0))
     model, export = exported(run)
@@ -85,7 +85,7 @@ def test_a_simulated_run_says_so_everywhere(tmp_path: Path) -> None:
     assert model.document["otherData"]["simulated"] is True
 
 
-def test_hardware_is_on_the_common_clock_and_a_missing_value_is_no_zero(tmp_path: Path) -> None:
+def test_hardware_uses_the_common_clock_and_missing_values_are_no_zero(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     samples = [
         HardwareSample(
@@ -118,13 +118,13 @@ def test_hardware_is_on_the_common_clock_and_a_missing_value_is_no_zero(tmp_path
     ]
 
 
-def test_garbage_collection_is_a_counter_as_nobody_knows_when_it_was(tmp_path: Path) -> None:
+def test_garbage_collection_without_a_time_is_a_counter(tmp_path: Path) -> None:
     model, _ = exported(make_run(tmp_path / "run"))
     counter = model.counters["rank 0 · host a · GPU-8a1b", "garbage collection in the step us"]
     assert [value for _, value in counter] == [250.0, 0.0]
 
 
-def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
+def test_records_of_absurd_times_do_not_move_the_others(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run")
     append(rank_dir(run, 0, 0), "steps", step_record(6, 5), step_record(7, 2**61), step_record(-1, START))
     append(rank_dir(run, 0, 0), "windows", profile(3, 5, "cuda"))
@@ -137,7 +137,7 @@ def test_records_of_another_age_move_nothing(tmp_path: Path) -> None:
     assert any("far from those of the rest" in omission for omission in export.left_out)
 
 
-def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path) -> None:
+def test_slightly_overlapping_steps_stay_on_one_track(tmp_path: Path) -> None:
     # given a wall clock that was set back by 40 us within 10 ms, and once by half a step
     run = make_run(tmp_path / "run", steps=0, profiled=())
     starts = [START, START + 9_960_000, START + 14_960_000]
@@ -149,7 +149,7 @@ def test_steps_that_seem_to_overlap_by_a_little_stay_on_one_track(tmp_path: Path
     assert steps[0].args["wall_us"] == STEP_US
 
 
-def test_short_steps_whose_two_clocks_were_read_apart_stay_on_one_track(tmp_path: Path) -> None:
+def test_short_steps_with_clock_jitter_stay_on_one_track(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", steps=0, profiled=())
     short = [msgspec.structs.replace(step_record(number, START + number * 1_000_000), wall_us=1023.0) for number in range(4)]
     append(rank_dir(run, 0, 0), "steps", *short)
@@ -196,7 +196,7 @@ def test_the_same_run_gives_the_same_bytes(tmp_path: Path) -> None:
     assert first == second
 
 
-def test_a_small_run_as_it_is_written(tmp_path: Path) -> None:
+def test_export_of_a_small_run_equals_the_golden_file(tmp_path: Path) -> None:
     data = bytearray()
     export_perfetto([make_run(tmp_path / "run", ranks=2, steps=2, profiled=(1,), late=1)], data.extend, verdict=False)
     assert data.decode() == GOLDEN.read_text()

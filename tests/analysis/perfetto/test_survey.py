@@ -82,7 +82,7 @@ def test_steps_with_collectives_are_profiled_and_heavier() -> None:
     assert set(more) == {2, 3}
 
 
-def test_a_record_of_another_age_does_not_move_the_extent() -> None:
+def test_record_of_an_absurd_time_does_not_move_the_extent() -> None:
     survey = Survey(Selection())
     starts = [START, START + 1000, START + 2000, 5, 2**61]
     survey.add_steps([rows_of(*(StepRecord(step=step, start_unix_ns=at, wall_us=1.0) for step, at in enumerate(starts)))])
@@ -90,12 +90,12 @@ def test_a_record_of_another_age_does_not_move_the_extent() -> None:
 
 
 @pytest.mark.parametrize("huge", [2**63, 10**30])
-def test_bounds_beyond_every_step_number_choose_none_or_all(huge: int) -> None:
+def test_bounds_beyond_every_step_number_select_no_step_or_all(huge: int) -> None:
     steps = np.arange(3)
     assert Selection(steps=StepRange(past=huge)).steps.among(steps).all()
     assert not Selection(steps=StepRange(huge)).steps.among(steps).any()
 
 
-def test_times_that_are_not_known_are_no_events() -> None:
+def test_unknown_times_are_no_events() -> None:
     plain = rows_of(StepRecord(step=0, start_unix_ns=START, wall_us=1.0, phases_us=PhaseTimes(forward=0.0)))
     assert weights(plain).tolist() == [3]

@@ -48,7 +48,7 @@ def exported(*paths: Path, **selection: Any) -> tuple[Model, ExportResult]:
 
 
 @pytest.mark.slow
-def test_all_ranks_of_dlrm_are_on_one_clock(shared_data: Path) -> None:
+def test_all_ranks_of_dlrm_share_one_clock(shared_data: Path) -> None:
     model, export = exported(shared_data / "traces" / "dlrm_8ranks_v100")
     assert model.processes[1:] == [f"rank {rank}" for rank in range(8)]
     # matched collectives end together, to within a few microseconds
@@ -95,7 +95,7 @@ def test_reference_traces_lose_nothing_in_perfetto(shared_data: Path, name: str)
     assert all("too many" not in omission and "far from" not in omission for omission in export.left_out)
 
 
-def test_two_hosts_whose_clocks_differ_agree_after_export(tmp_path: Path) -> None:
+def test_hosts_with_different_clocks_are_aligned(tmp_path: Path) -> None:
     # given rank 1 on a host 3 s ahead, whose files have another base
     for rank, ahead in ((0, 0), (1, 3_000_000_000)):
         base = 1_700_000_000_000_000_000 + rank * 7_000_000_000
@@ -114,7 +114,7 @@ def test_two_hosts_whose_clocks_differ_agree_after_export(tmp_path: Path) -> Non
     assert export.arrows == 6
 
 
-def test_kernels_that_overlap_on_a_stream_go_to_a_second_track(tmp_path: Path) -> None:
+def test_overlapping_kernels_of_a_stream_use_a_second_track(tmp_path: Path) -> None:
     events = [kernel("a", 0, 100), kernel("b", 50, 100), kernel("c", 150, 10), on_cpu("outer", 0, 80), on_cpu("inner", 10, 70)]
     model, _ = exported(write(tmp_path / "rank-0.json", events))
     where = {slice_.name: (slice_.track, slice_.depth) for slice_ in model.slices}
@@ -124,7 +124,7 @@ def test_kernels_that_overlap_on_a_stream_go_to_a_second_track(tmp_path: Path) -
     assert (where["outer"], where["inner"]) == (("thread 11 of 10", 0), ("thread 11 of 10", 1))
 
 
-def test_notes_of_a_stream_are_beside_its_kernels_where_arrows_end(tmp_path: Path) -> None:
+def test_stream_annotations_have_a_track_and_arrows_end_at_kernels(tmp_path: Path) -> None:
     events = [
         kernel("gemm", 100.5, 50),
         {**kernel("forward", 100.5, 300), "cat": "gpu_user_annotation"},
@@ -178,7 +178,7 @@ def test_chosen_steps_are_cut_out_of_a_trace(tmp_path: Path) -> None:
         exported(tmp_path / "rank-0.json", steps=StepRange(9))
 
 
-def test_chosen_steps_have_the_work_that_they_launched(tmp_path: Path) -> None:
+def test_chosen_steps_include_the_work_they_launched(tmp_path: Path) -> None:
     events = [step(number, 1000 * number, 1000) for number in range(4)]
     for number in range(4):
         call = on_cpu(f"call{number}", 1000 * number + 50, 10, cat="cuda_runtime")
@@ -191,7 +191,7 @@ def test_chosen_steps_have_the_work_that_they_launched(tmp_path: Path) -> None:
     assert {event.name for event in model.of("cuda_runtime")} == {"call1", "call2"}
 
 
-def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path: Path) -> None:
+def test_empty_selection_is_an_error_with_the_available_range(tmp_path: Path) -> None:
     # given traces of two ranks without annotated steps, one without events, and operations
     for rank in (2, 5):
         write(tmp_path / f"rank-{rank}.json", [kernel("k", 50, 10)])
@@ -207,7 +207,7 @@ def test_nothing_that_was_asked_for_is_an_error_that_says_what_there_is(tmp_path
         exported(empty.parent / "trace-x.parquet")
 
 
-def test_what_does_not_fit_loses_instants_and_arrows_and_the_shortest(tmp_path: Path) -> None:
+def test_events_beyond_the_limit_are_left_out_shortest_first(tmp_path: Path) -> None:
     events = [kernel(f"k{number}", 100 * number, number + 1) for number in range(50)]
     events += [{"ph": "i", "name": "moment", "pid": 0, "tid": 7, "ts": 5, "s": "t"}] * 10
     file = write(tmp_path / "rank-0.json", events)
@@ -217,7 +217,7 @@ def test_what_does_not_fit_loses_instants_and_arrows_and_the_shortest(tmp_path: 
     assert len(exported(file, max_events=50)[0].of("kernel")) == 50
 
 
-def test_damaged_events_are_counted_and_the_rest_is_there(tmp_path: Path) -> None:
+def test_damaged_events_are_counted_and_the_rest_is_exported(tmp_path: Path) -> None:
     events: list[Any] = [
         kernel("good", 10, 5),
         {**kernel("x", 0, 0), "ts": "soon"},
@@ -237,7 +237,7 @@ def test_damaged_events_are_counted_and_the_rest_is_there(tmp_path: Path) -> Non
     assert "2 counter events" in output
 
 
-def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
+def test_event_of_an_absurd_time_does_not_move_the_others(tmp_path: Path) -> None:
     # given absolute times, and kernels with times in 1970 and 2090
     now = 1_700_000_000_000_000
     events = [kernel(f"k{number}", now + 10 * number, 5) for number in range(9)]
@@ -249,7 +249,7 @@ def test_an_event_of_another_age_moves_nothing(tmp_path: Path) -> None:
     assert export.left_out == ["25.0% of the 12 device events of rank 0 are damaged: 3 left out, far in time from the rest"]
 
 
-def test_an_unreadable_trace_of_a_folder_is_left_out_and_named(tmp_path: Path) -> None:
+def test_unreadable_trace_of_a_folder_is_left_out_and_named(tmp_path: Path) -> None:
     write(tmp_path / "rank-0.json", [kernel("a", 0, 5)])
     torn = write(tmp_path / "rank-1.json", [kernel("a", 0, 5), kernel("b", 9, 5)])
     torn.write_text(torn.read_text()[:-60])

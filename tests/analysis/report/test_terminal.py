@@ -21,7 +21,7 @@ from rankscope.runs.reader import RunReader
 from rankscope.runs.small_files import write_record
 
 
-def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable[..., Any]) -> None:
+def test_text_shows_verdict_ranks_wait_and_next_action(synthetic: Callable[..., Any]) -> None:
     run = synthetic(plan=plan_for(2, phase="data", us=60_000), price=2.0)
     analysis = analyze([run.write()])
     text = render_text(analysis)
@@ -46,7 +46,7 @@ def test_the_sentence_the_ranks_the_wait_and_what_to_do_next(synthetic: Callable
         assert part not in text
 
 
-def test_one_line_says_how_to_get_the_other_tables(synthetic: Callable[..., Any]) -> None:
+def test_text_names_the_command_for_the_other_tables(synthetic: Callable[..., Any]) -> None:
     analysis = analyze([synthetic().write()])
     assert "\nmore  --detail (all tables) · --format json\n" in render_text(analysis)
     assert "\nmore  rankscope analyze r --detail (all tables)\n" in render_text(analysis, command="rankscope analyze r")
@@ -67,7 +67,7 @@ def test_one_line_says_how_to_get_the_other_tables(synthetic: Callable[..., Any]
         ({"evidence_source": None, "judged_steps": None, "judged_ranks": None}, ""),
     ],
 )
-def test_what_was_judged_is_said_once(synthetic: Callable[..., Any], fields: dict[str, Any], text: str) -> None:
+def test_steps_of_the_verdict_are_shown_once(synthetic: Callable[..., Any], fields: dict[str, Any], text: str) -> None:
     analysis = analyze([synthetic().write()])
     verdict = msgspec.structs.replace(analysis.verdict, **fields)
     assert judged_by(verdict, 4) == text
@@ -78,7 +78,7 @@ def test_what_was_judged_is_said_once(synthetic: Callable[..., Any], fields: dic
     assert cost.count("judged") == (text != "")
 
 
-def test_without_a_named_rank_no_table_charges_one(synthetic: Callable[..., Any]) -> None:
+def test_tables_charge_no_rank_if_the_verdict_names_none(synthetic: Callable[..., Any]) -> None:
     analysis = analyze([synthetic().write()])
     assert analysis.verdict.ranks == []
     assert analysis.imposed_wait
@@ -89,7 +89,7 @@ def test_without_a_named_rank_no_table_charges_one(synthetic: Callable[..., Any]
     assert "waiting for later ranks" in text
 
 
-def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..., Any]) -> None:
+def test_lines_fit_the_width_and_colours_are_optional(synthetic: Callable[..., Any]) -> None:
     analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     plain = render_text(analysis, width=80)
     path = str(analysis.source.path)
@@ -100,7 +100,7 @@ def test_lines_keep_to_the_width_and_colours_are_optional(synthetic: Callable[..
     assert "\x1b[" in coloured
 
 
-def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., Any]) -> None:
+def test_large_job_shows_only_the_slowest_ranks(synthetic: Callable[..., Any]) -> None:
     analysis = analyze([synthetic(ranks=64, steps=12, plan=plan_for(41, us=60_000)).write()])
     text = render_text(analysis)
     rows = [int(rank) for rank in re.findall(r"^ *(\d+) [ <]  n", text, re.MULTILINE)]
@@ -112,7 +112,7 @@ def test_a_large_job_shows_the_interesting_ranks_only(synthetic: Callable[..., A
     assert len(re.findall(r"^ *\d+ [ <]  n", render_text(analysis, detail=True), re.MULTILINE)) == 64
 
 
-def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
+def test_host_at_fault_is_one_row(synthetic: Callable[..., Any]) -> None:
     plan = lambda rank, _step: {"us": 60_000} if rank in (40, 41) else None  # noqa: E731
     result = analyze([synthetic(ranks=64, steps=12, plan=plan).write()])
     verdict = msgspec.structs.replace(
@@ -138,21 +138,21 @@ def test_a_host_at_fault_is_shown_as_one(synthetic: Callable[..., Any]) -> None:
     assert all(len(line) <= 80 for line in narrow.splitlines() if str(result.source.path) not in line)
 
 
-def test_ranks_are_not_grouped_where_hosts_say_no_more(synthetic: Callable[..., Any]) -> None:
+def test_ranks_are_not_grouped_by_small_or_single_rank_hosts(synthetic: Callable[..., Any]) -> None:
     small = analyze([synthetic(ranks=8, steps=12).write()])
     assert "\nhost " not in render_text(small)
     one_each = [msgspec.structs.replace(small.ranks[0], rank=rank, host=f"n{rank}") for rank in range(20)]
     assert "\nhost " not in render_text(msgspec.structs.replace(small, ranks=one_each))
 
 
-def test_ranks_that_are_slow_in_turn_are_not_marked(synthetic: Callable[..., Any]) -> None:
+def test_rotating_ranks_are_not_marked(synthetic: Callable[..., Any]) -> None:
     analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     assert "< at fault" in render_text(analysis)
     verdict = msgspec.structs.replace(analysis.verdict, pattern="rotating", rank=None, ranks=[0, 2])
     assert "<" not in render_text(msgspec.structs.replace(analysis, verdict=verdict))
 
 
-def test_rare_steps_and_an_excluded_cost_are_lines_of_the_answer(synthetic: Callable[..., Any]) -> None:
+def test_answer_includes_rare_steps_and_the_excluded_cost(synthetic: Callable[..., Any]) -> None:
     result = analyze([synthetic(steps=12).write()])
     rare = RareSteps(
         count=4,
@@ -181,12 +181,12 @@ def test_simulated_gpus_and_warnings_are_shown(synthetic: Callable[..., Any]) ->
     assert "warning: no records of rank 3" in text
 
 
-def test_nothing_known_is_still_an_answer(synthetic: Callable[..., Any]) -> None:
+def test_run_without_records_has_a_text(synthetic: Callable[..., Any]) -> None:
     text = render_text(analyze([synthetic(steps=0).write()]))
     assert text.startswith("INSUFFICIENT DATA\nwhat  Not enough data for a verdict: no rank has recorded anything yet.")
 
 
-def test_durations_for_people() -> None:
+def test_durations_are_formatted_readably() -> None:
     assert [format_duration(us) for us in (0, 217, 999.9, 1500, 61_234, 999_999, 1_300_000, 93e6, 6e10)] == [
         "0 µs",
         "217 µs",
@@ -200,7 +200,7 @@ def test_durations_for_people() -> None:
     ]
 
 
-def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..., Any]) -> None:
+def test_escape_sequences_of_a_run_do_not_reach_the_terminal(synthetic: Callable[..., Any]) -> None:
     # given a host name with an escape sequence that changes the terminal's title
     analysis = analyze([synthetic().write()])
     hostile = msgspec.structs.replace(analysis.ranks[0], host="h\x1b]0;pwned\x07")
@@ -213,7 +213,7 @@ def test_no_escape_sequence_of_a_run_reaches_the_terminal(synthetic: Callable[..
     assert coloured.startswith("\x1b[")
 
 
-def test_a_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Callable[..., Any]) -> None:
+def test_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Callable[..., Any]) -> None:
     # given ranks with profiled windows and step records, long host names, matched collectives
     analysis = analyze([synthetic(plan=plan_for(2, us=60_000)).write()])
     ranks = [
@@ -240,7 +240,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_every_line_fits(synthetic: Cal
         assert "own/step  blocked/step" in text
 
 
-def test_what_the_recorder_took_is_said_of_the_rank_that_paid_most(synthetic: Callable[..., Any]) -> None:
+def test_recorder_cost_shown_is_that_of_the_most_expensive_rank(synthetic: Callable[..., Any]) -> None:
     run = synthetic(ranks=3, steps=12)
     path = run.write()
     assert analyze([path]).source.recorder_share is None
@@ -294,7 +294,7 @@ def test_hosts_are_named_with_their_slow_ranks(ranks: list[int], whole: list[str
     assert units_text(ranks, HOSTS, whole) == text
 
 
-def test_a_host_with_one_rank_and_a_rank_without_a_host() -> None:
+def test_host_with_one_rank_and_a_rank_without_a_host_are_formatted() -> None:
     assert units_text([3], {0: "a", 3: "b"}, ["b"]) == "host b (rank 3)"
     assert units_text([3, 9], {0: "a", 3: "b"}, ["b"]) == "host b (rank 3) and rank 9"
 
@@ -303,14 +303,14 @@ def test_names_are_joined_as_a_phrase() -> None:
     assert [joined("abcdef"[:count], 3) for count in (1, 2, 3, 5)] == ["a", "a and b", "a, b and c", "a, b, c and 2 more"]
 
 
-def test_the_interval_names_what_is_healed_and_is_rounded_outwards() -> None:
+def test_saving_interval_names_its_subject_and_is_rounded_outwards() -> None:
     assert saves_text((0.194, 0.2551), [3], []) == "healing it saves 19% to 26% of the typical step"
     assert "healing them saves" in saves_text((0.2, 0.3), [3, 5], [])
     assert "healing it saves" in saves_text((0.2, 0.3), [3, 5], ["a"])
     assert saves_text(None, [], []) == ""
 
 
-def test_what_is_excluded_and_what_was_judged() -> None:
+def test_excluded_cost_and_judged_steps_are_formatted() -> None:
     verdict = Verdict(kind="balanced", costs_at_most=0.0251, judged_ranks=60, judged_steps=1000, summary="")
     assert "more than 2.6% of" in excluded_text(verdict)
     assert judged_text(verdict, 64) == "1,000 steps of 60 of 64 ranks"
@@ -318,5 +318,5 @@ def test_what_is_excluded_and_what_was_judged() -> None:
     assert excluded_text(Verdict(kind="hang", summary="")) == judged_text(Verdict(kind="hang", summary=""), 8) == ""
 
 
-def test_a_question_among_sentences_has_one_mark() -> None:
+def test_question_among_sentences_keeps_its_mark() -> None:
     assert sentences(["Load ahead", "What takes longer there?", "Compare"]) == "Load ahead. What takes longer there? Compare"

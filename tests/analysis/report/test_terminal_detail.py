@@ -20,7 +20,7 @@ from rankscope.analysis.trace.columns import read_trace
 from rankscope.base.errors import InputError
 
 
-def test_text_is_short_unless_details_are_asked_for(shared_data: Path) -> None:
+def test_text_is_short_unless_details_are_requested(shared_data: Path) -> None:
     traces = shared_data / "traces/dlrm_8ranks_v100"
     assert "in detail" not in render_text(analyze([traces]))
     text = render_text(analyze([traces], detail=True), width=80, detail=True)
@@ -35,7 +35,7 @@ def test_text_is_short_unless_details_are_asked_for(shared_data: Path) -> None:
     assert all(len(line) <= 80 for line in text.splitlines() if str(traces) not in line)
 
 
-def test_long_names_are_cut_and_nothing_hostile_reaches_the_terminal(tmp_path: Path) -> None:
+def test_long_names_are_cut_and_escape_sequences_removed(tmp_path: Path) -> None:
     events = [kernel("sgemm", 0, 1000, 7), kernel("odd\x1b]0;pwned\x07" + "x" * 300, 0, 500, 9)]
     text = render_text(write(tmp_path, events, detail=True), width=80, detail=True)
     assert "--communication-pattern" in text
@@ -52,7 +52,7 @@ def write(folder: Path, events: list[dict[str, Any]], **options: Any) -> Any:
     return analyze([folder], **options)
 
 
-def test_a_pattern_makes_communication_kernels_and_metadata_beats_names(tmp_path: Path) -> None:
+def test_pattern_marks_communication_kernels_and_metadata_outweighs_names(tmp_path: Path) -> None:
     events = [
         kernel("sgemm", 0, 100, 7),
         kernel("homegrown_ring_step", 50, 100, 9),
@@ -64,13 +64,13 @@ def test_a_pattern_makes_communication_kernels_and_metadata_beats_names(tmp_path
     assert (after.compute_us, after.communication_us, after.overlap_us) == (100, 110, 50)
 
 
-def test_a_pattern_that_finds_nothing_is_a_warning(tmp_path: Path) -> None:
+def test_pattern_without_a_match_is_a_warning(tmp_path: Path) -> None:
     result = write(tmp_path, [kernel("sgemm", 0, 100, 7)], communication_pattern=re.compile("ring_"))
     assert result.source.warnings == ["the communication pattern 'ring_' is in no kernel's name"]
     assert write(tmp_path, [kernel("ring_1", 0, 100, 7)], communication_pattern=re.compile("ring_")).source.warnings == []
 
 
-def test_a_run_has_no_details_and_takes_no_pattern(synthetic: Callable[..., Any]) -> None:
+def test_run_has_no_details_and_refuses_a_pattern(synthetic: Callable[..., Any]) -> None:
     path = synthetic().write()
     analysis = analyze([path], detail=True)
     assert analysis.source.warnings == analyze([path]).source.warnings
@@ -84,7 +84,7 @@ def test_details_round_trip_through_json(example_traces: Path) -> None:
     assert msgspec.json.decode(msgspec.json.encode(analysis), type=type(analysis)) == analysis
 
 
-def test_the_command_line_takes_details_and_patterns(cli: Cli, example_traces: Path) -> None:
+def test_command_accepts_details_and_patterns(cli: Cli, example_traces: Path) -> None:
     trace = example_traces / "jobs/recompute/rank-0.json.gz"
     (usual,) = json.loads(cli("analyze", trace, "--format", "json").stdout)["ranks"]
     assert usual["detail"] is None
@@ -98,7 +98,7 @@ def test_the_command_line_takes_details_and_patterns(cli: Cli, example_traces: P
 @pytest.mark.parametrize(
     ("pattern", "message"), [("(", "is no regular expression"), ("", "finds the empty text"), (".*", "finds the empty text")]
 )
-def test_a_pattern_that_cannot_be_meant_is_a_usage_error(cli: Cli, example_traces: Path, pattern: str, message: str) -> None:
+def test_invalid_pattern_is_a_usage_error(cli: Cli, example_traces: Path, pattern: str, message: str) -> None:
     completed = cli("analyze", example_traces / "jobs/ddp", "--communication-pattern", pattern)
     assert completed.returncode == 2
     assert message in completed.stderr

@@ -46,7 +46,7 @@ from rankscope.analysis.trace.work import work_events
         ("", None),
     ],
 )
-def test_names_that_torch_frameworks_and_scripts_give(name: str, kind: str | None) -> None:
+def test_annotation_names_of_torch_and_scripts_are_classified(name: str, kind: str | None) -> None:
     assert kind_of_annotation(name) == kind
 
 
@@ -73,7 +73,7 @@ def times_of(folder: Path, events: list[Event]) -> dict[str, dict[int, float]]:
     return {kind: dict(by_step) for kind, by_step in result.items()}
 
 
-def test_a_phase_counts_while_the_device_idles_in_the_step_that_it_extends(tmp_path: Path) -> None:
+def test_phase_counts_while_the_device_idles_in_the_extended_step(tmp_path: Path) -> None:
     # given a loader at the end of the step 0, after 100 µs of the optimizer that its work hides
     times = times_of(
         tmp_path,
@@ -86,7 +86,7 @@ def test_a_phase_counts_while_the_device_idles_in_the_step_that_it_extends(tmp_p
     assert times == {"data": {0: 120.0, 1: 0.0}, "optimizer": {0: 100.0, 1: 0.0}}
 
 
-def test_an_activity_counts_with_the_work_that_it_launches(tmp_path: Path) -> None:
+def test_activity_counts_with_the_work_it_launches(tmp_path: Path) -> None:
     # given a checkpoint from 600 on, with a copy of 150 µs, that waits for 100 µs of the step's work
     times = times_of(
         tmp_path,
@@ -105,7 +105,7 @@ def test_passes_of_an_evaluation_are_no_phases(tmp_path: Path) -> None:
     assert times["forward"] == {0: 50.0, 1: 0.0}
 
 
-def test_an_optimizer_that_runs_a_closure_is_no_phase(tmp_path: Path) -> None:
+def test_optimizer_that_runs_a_closure_is_no_phase(tmp_path: Path) -> None:
     """``Optimizer.step(closure)``, as in Lightning, has forward and backward inside its annotation."""
     step = annotation("Optimizer.step#AdamW.step", 100, 850)
     of_autograd = launched(9, 720, 730, 10, tid=2)
@@ -113,11 +113,11 @@ def test_an_optimizer_that_runs_a_closure_is_no_phase(tmp_path: Path) -> None:
     assert "optimizer" in times_of(tmp_path, two_steps(step))
 
 
-def test_annotations_of_other_threads_keep_no_device_waiting(tmp_path: Path) -> None:
+def test_annotations_of_other_threads_do_not_count_as_device_idle_time(tmp_path: Path) -> None:
     assert times_of(tmp_path, two_steps(annotation("save_checkpoint", 700, 300, tid=5))) == {}
 
 
-def test_of_python_functions_those_that_interrupt_training_are_read(tmp_path: Path) -> None:
+def test_only_python_functions_that_interrupt_training_are_read(tmp_path: Path) -> None:
     events = two_steps(
         trace_event("python_function", "Python GC", 750, 50),
         trace_event("python_function", "torch/serialization.py(944): save", 800, 100),
@@ -132,6 +132,6 @@ def test_of_python_functions_those_that_interrupt_training_are_read(tmp_path: Pa
     assert len(trace.rows(NOTE)) == 4
 
 
-def test_without_annotations_of_the_host_nothing_is_known(tmp_path: Path) -> None:
+def test_host_times_are_unknown_without_host_annotations(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, launched(1, 150, 200, 500))
     assert host_times(trace, work_events(trace), []) is None

@@ -14,7 +14,7 @@ from rankscope.analysis.collectives.windows import reduce_file
 from rankscope.analysis.trace.columns import read_trace
 
 
-def test_a_run_on_the_cpu_stays_one_on_a_machine_with_a_gpu(tmp_path: Path) -> None:
+def test_cpu_run_on_a_machine_with_a_gpu_stays_a_cpu_run(tmp_path: Path) -> None:
     operators = [operator("aten::mm", START_US + 100 * at, 50) for at in range(5)]
     trace = trace_of(tmp_path, [*operators, trace_event("cuda_runtime", "cudaGetDeviceCount", START_US, 5, correlation=1)])
     assert (trace.device_kind, trace.quality.problem) == ("cpu", None)
@@ -22,7 +22,7 @@ def test_a_run_on_the_cpu_stays_one_on_a_machine_with_a_gpu(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("category", ["mtia_ccp_events", "privateuse1_kernel"])
-def test_other_devices_events_are_cut_where_they_run_one_after_another(tmp_path: Path, category: str) -> None:
+def test_overlong_events_of_other_devices_are_cut_on_serial_queues(tmp_path: Path, category: str) -> None:
     def of_device(events: list[Event]) -> list[Event]:
         return [event | {"cat": category if event["cat"] == "kernel" else "mtia_runtime"} for event in events]
 
@@ -37,7 +37,7 @@ def test_other_devices_events_are_cut_where_they_run_one_after_another(tmp_path:
     assert damage(trace_of(tmp_path, events).quality) == (0, 0, 0, 0)
 
 
-def test_events_without_streams_run_one_after_the_other_on_their_thread(tmp_path: Path) -> None:
+def test_events_without_streams_are_serial_on_their_thread(tmp_path: Path) -> None:
     # given a trace of XPU, whose profiler writes the queue as thread only
     events = work(40)
     for event in events:
@@ -63,7 +63,7 @@ def plain(name: str, ts: float, dur: float, process: int, **args: Any) -> Event:
     ("hardware", "communication"),
     [("Ascend Hardware", "Communication"), ("Ascend Hardware(310)", "HCCL"), ("Task Scheduler", "Collective Communication")],
 )
-def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path, hardware: str, communication: str) -> None:
+def test_ascend_device_events_are_recognised_by_their_process(tmp_path: Path, hardware: str, communication: str) -> None:
     processes = {1: "Python", 2: "CANN", 3: hardware, 4: communication, 5: "Overlap Analysis"}
     labels = [{"ph": "M", "name": "process_name", "pid": pid, "args": {"name": name}} for pid, name in processes.items()]
     events = [
@@ -89,7 +89,7 @@ def test_device_events_of_ascend_are_told_by_their_process(tmp_path: Path, hardw
     assert (window.compute_us, window.communication_us) == (30.5, 40.5)
 
 
-def test_copies_of_mtia_are_copies_and_waits_are_no_work(tmp_path: Path) -> None:
+def test_mtia_copies_are_copies_and_waits_are_no_work(tmp_path: Path) -> None:
     def of_device(name: str, ts: float, number: int) -> Event:
         return trace_event("mtia_ccp_events", name, START_US + ts, 10.5, stream=1, device=0, correlation=number)
 
@@ -103,7 +103,7 @@ def test_copies_of_mtia_are_copies_and_waits_are_no_work(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("vendor", ["musa", "gcu", "mlu"])
-def test_categories_of_other_vendors_are_spelled_as_those_of_cuda(tmp_path: Path, vendor: str) -> None:
+def test_categories_of_other_vendors_are_spelled_like_those_of_cuda(tmp_path: Path, vendor: str) -> None:
     calls = [trace_event(f"{vendor}_runtime", f"{vendor}LaunchKernel", START_US + at, 1, correlation=at) for at in range(1, 4)]
     events = [trace_event(f"{vendor}_kernel", GEMM, START_US + 20 * at, 10.5, stream=1, correlation=at) for at in range(1, 3)]
     copy = trace_event(f"{vendor}_memcpy", "Memcpy HtoD", START_US + 90, 5.5, stream=1, correlation=9)

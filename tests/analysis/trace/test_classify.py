@@ -159,7 +159,7 @@ def test_kernels_of_each_library_are_communication(library: str) -> None:
 @pytest.mark.parametrize(
     "name", ["__amd_rocclr_copyBuffer", "__amd_rocclr_fillBufferAligned", "dma_request", "dma_request 7", "DmaMemcpy"]
 )
-def test_copies_made_by_kernels(name: str) -> None:
+def test_copy_kernels_are_classified_as_memcpy(name: str) -> None:
     assert classify_kernel(name) == "memcpy"
 
 
@@ -198,11 +198,11 @@ def test_copies_made_by_kernels(name: str) -> None:
         "sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x64_execute_kernel__5x_cublas_a2ab",
     ],
 )
-def test_compute(name: str) -> None:
+def test_compute_kernels_are_classified_as_compute(name: str) -> None:
     assert classify_kernel(name) == "compute"
 
 
-def test_one_name_per_operation() -> None:
+def test_each_operation_has_one_name() -> None:
     spellings = ("c10d::allreduce_", "gloo:all_reduce", "nccl:all_reduce", "AllReduce", "allreduce")
     assert {operation_name(spelling) for spelling in spellings} == {"all_reduce"}
     assert operation_name("nccl:_all_gather_base") == "all_gather_base"
@@ -214,7 +214,7 @@ def test_one_name_per_operation() -> None:
     assert operation_of_kernel("ncclDevKernel_Generic_1") == "unknown"
 
 
-def test_all_ranks_meet_in_a_kernel_that_only_the_user_names() -> None:
+def test_kernel_named_by_the_user_is_a_collective() -> None:
     assert operation_of_kernel("void acme::exchange<8>(float*)") == "collective"
     assert operation_of_kernel("acme_ring_reduce") == "collective"
     assert operation_of_kernel("acme_combine") == "combine"
@@ -236,12 +236,12 @@ def test_all_ranks_meet_in_a_kernel_that_only_the_user_names() -> None:
         ("(", "("),
     ],
 )
-def test_the_function_of_a_kernel(name: str, function: str) -> None:
+def test_function_name_is_extracted_from_a_kernel_name(name: str, function: str) -> None:
     assert function_of(name) == function
 
 
 @given(st.text(max_size=60) | st.text(alphabet="_ZN19aL<>(): ", max_size=30))
-def test_any_name_has_a_function(name: str) -> None:
+def test_arbitrary_name_has_a_function_and_a_class(name: str) -> None:
     assert isinstance(function_of(name), str)
     assert classify_kernel(name) in ("compute", "communication", "memcpy")
 
@@ -258,11 +258,11 @@ def test_any_name_has_a_function(name: str) -> None:
         ("triton_poi_fused_all_gather_into_tensor_0", False),
     ],
 )
-def test_operators_that_request_communication(name: str, asks: bool) -> None:
+def test_operators_that_request_communication_are_recognised(name: str, asks: bool) -> None:
     assert asks_for_communication(name) == asks
 
 
-def test_wrappers_are_no_work() -> None:
+def test_wrappers_are_no_cpu_work() -> None:
     assert is_cpu_work("aten::mm")
     assert is_cpu_work("torchvision::nms")
     for name in (
@@ -275,7 +275,7 @@ def test_wrappers_are_no_work() -> None:
 
 
 @pytest.mark.parametrize(("words", "pattern"), [row[1:] for row in COMMUNICATION_NAMES])
-def test_every_name_that_a_pattern_finds_has_one_of_its_words(words: tuple[str, ...], pattern: str) -> None:
+def test_names_matched_by_a_pattern_contain_one_of_its_words(words: tuple[str, ...], pattern: str) -> None:
     # Letters of qualified names only: brackets and blanks end the function's name.
     @given(st.from_regex(re.compile(pattern, re.IGNORECASE), alphabet=ascii_letters + digits + "_:", fullmatch=True))
     def check(name: str) -> None:
@@ -312,11 +312,11 @@ def test_every_name_that_a_pattern_finds_has_one_of_its_words(words: tuple[str, 
         ("my_own_kernel", "other"),
     ],
 )
-def test_kernels_by_name(name: str, expected: str) -> None:
+def test_kernels_are_classified_by_name(name: str, expected: str) -> None:
     assert kernel_class(name) == expected
 
 
-def test_classes_have_one_row_each() -> None:
+def test_kernel_classes_and_libraries_are_unique() -> None:
     assert len(set(CLASS_NAMES)) == len(CLASS_NAMES)
     assert len({library for library, *_ in COMMUNICATION_NAMES}) == len(COMMUNICATION_NAMES)
 
@@ -334,5 +334,5 @@ def test_classes_have_one_row_each() -> None:
         ("__amd_rocclr_copyBuffer", "unknown", None),
     ],
 )
-def test_copies_by_name(name: str, direction: str, memory: str | None) -> None:
+def test_copies_get_direction_and_memory_from_their_name(name: str, direction: str, memory: str | None) -> None:
     assert (direction_of(name), memory_of(name)) == (direction, memory)

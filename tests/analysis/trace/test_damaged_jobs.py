@@ -150,7 +150,7 @@ def check_all(folder: Path) -> None:
 
 @pytest.mark.parametrize("fault", ["device", "host"])
 @pytest.mark.parametrize("numbered", [True, False])
-def test_the_slow_rank_of_a_whole_job_is_named(tmp_path: Path, fault: str, *, numbered: bool) -> None:
+def test_slow_rank_of_an_undamaged_job_is_named(tmp_path: Path, fault: str, *, numbered: bool) -> None:
     folder = write(tmp_path, job(fault, numbered=numbered))
     verdict = analyze([folder]).verdict
     assert (verdict.kind, verdict.ranks) == ("straggler", [SLOW])

@@ -93,9 +93,7 @@ def events_of(rows: list[Row]) -> list[Event]:
 
 
 @given(WORK)
-def test_devices_agree_with_counting_the_microseconds_one_by_one(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
-) -> None:
+def test_devices_agree_with_counting_microseconds(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     truth = Reference(rows)
     for part in detail(tmp_path_factory.mktemp("trace"), events_of(rows)).devices:
         assert part.device is not None
@@ -107,9 +105,7 @@ def test_devices_agree_with_counting_the_microseconds_one_by_one(
 
 
 @given(WORK)
-def test_streams_agree_with_counting_the_microseconds_one_by_one(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
-) -> None:
+def test_streams_agree_with_counting_microseconds(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     truth = Reference(rows)
     streams = detail(tmp_path_factory.mktemp("trace"), events_of(rows)).streams
     assert {(item.device, item.stream) for item in streams} >= {key for key, spent in truth.streams.items() if spent}
@@ -129,9 +125,7 @@ def test_streams_agree_with_counting_the_microseconds_one_by_one(
 
 
 @given(WORK)
-def test_classes_agree_with_counting_the_microseconds_one_by_one(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
-) -> None:
+def test_classes_agree_with_counting_microseconds(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     truth = Reference(rows)
     for class_ in detail(tmp_path_factory.mktemp("trace"), events_of(rows)).classes:
         spent = truth.classes[class_.name]
@@ -141,9 +135,7 @@ def test_classes_agree_with_counting_the_microseconds_one_by_one(
 
 
 @given(WORK)
-def test_reasons_of_idle_time_agree_with_asking_at_every_microsecond(
-    tmp_path_factory: pytest.TempPathFactory, rows: list[Row]
-) -> None:
+def test_idle_reasons_agree_with_checking_every_microsecond(tmp_path_factory: pytest.TempPathFactory, rows: list[Row]) -> None:
     work = []
     for _, start, duration, _, _, called in rows:
         began = None if called is None else start - called[0]
@@ -172,7 +164,7 @@ def test_reasons_of_idle_time_agree_with_asking_at_every_microsecond(
     assert idle(rank_detail) == (counts["queued"], counts["launching"], counts["starved"], counts["unknown"])
 
 
-def test_a_call_that_returns_after_its_kernel_began_launches_nothing_more(tmp_path: Path) -> None:
+def test_call_that_returns_after_its_kernel_began_is_no_longer_launching(tmp_path: Path) -> None:
     events = [launch(1, 0, 60), kernel("a", 10, 10, 7, 1), launch(2, 70), kernel("b", 100, 10, 7, 2)]
     assert idle(detail(tmp_path, events)) == (29, 1, 50, 0)
 
@@ -199,7 +191,7 @@ def test_queue_delay_counts_each_call_once_and_a_graph_by_its_launch(tmp_path: P
     assert (compute.kind, compute.events, compute.median_us, compute.longest_us) == ("compute", 3, 4, 10)
 
 
-def test_a_graph_without_its_launch_is_seen_by_node_or_shared_correlation(tmp_path: Path) -> None:
+def test_graph_without_its_launch_is_found_by_node_or_correlation(tmp_path: Path) -> None:
     events = [
         launch(1, 0),
         kernel(GEMM, 2, 1, correlation=1, graph_node_id=0),
@@ -213,12 +205,12 @@ def test_a_graph_without_its_launch_is_seen_by_node_or_shared_correlation(tmp_pa
     assert (rank_detail.graph_launches, rank_detail.graph_events) == (3, 4)
 
 
-def test_device_activities_alone_tell_nothing_of_launches_or_recompute(tmp_path: Path) -> None:
+def test_device_activities_alone_show_no_launches_or_recompute(tmp_path: Path) -> None:
     rank_detail = detail(tmp_path, [kernel(GEMM, 0, 10, correlation=1), kernel(GEMM, 20, 10, correlation=2)])
     assert (rank_detail.launch, rank_detail.recompute, rank_detail.contention) == (None, None, None)
 
 
-def test_copies_have_direction_bytes_and_speed_where_events_or_calls_tell(tmp_path: Path) -> None:
+def test_copies_get_direction_bytes_and_speed_from_events_or_calls(tmp_path: Path) -> None:
     rank_detail = detail(
         tmp_path,
         [
@@ -284,7 +276,7 @@ def test_recomputation_on_a_cpu_is_the_operators_themselves(tmp_path: Path) -> N
     assert {row.name: row.busy_us for row in rank_detail.classes} == {"gemm": 20}
 
 
-def test_what_the_optimizer_launches_is_the_optimizers(tmp_path: Path) -> None:
+def test_kernels_launched_by_the_optimizer_have_its_class(tmp_path: Path) -> None:
     rank_detail = detail(
         tmp_path,
         [
@@ -328,7 +320,7 @@ def _contended(slow: int, *, beside: int = 3, alone: int = 3) -> list[Event]:
     return events
 
 
-def test_compute_beside_communication_is_compared_with_kernels_alone(tmp_path: Path) -> None:
+def test_compute_beside_communication_is_compared_with_lone_kernels(tmp_path: Path) -> None:
     contention = detail(tmp_path, _contended(30)).contention
     assert contention is not None
     assert (contention.slowdown, contention.extra_us, contention.compared, contention.overlapped) == (1.5, 30, 3, 3)
@@ -353,7 +345,7 @@ def test_compute_beside_communication_is_compared_with_kernels_alone(tmp_path: P
     ],
     ids=["few alone", "few beside", "grid", "neighbours", "short"],
 )
-def test_without_enough_of_the_same_alone_nothing_is_claimed(tmp_path: Path, events: list[Event]) -> None:
+def test_contention_without_enough_lone_kernels_is_unknown(tmp_path: Path, events: list[Event]) -> None:
     contention = detail(tmp_path, events).contention
     assert contention is not None
     assert (contention.slowdown, contention.extra_us, contention.compared, contention.costliest) == (None, None, 0, [])
@@ -377,17 +369,17 @@ def test_steps_have_the_details_of_their_own_window(tmp_path: Path) -> None:
     assert (first.launch.events, second.launch.events) == (1, 1)
 
 
-def test_a_hostile_number_of_streams_and_steps_is_cut(tmp_path: Path) -> None:
+def test_hostile_number_of_streams_and_steps_is_truncated(tmp_path: Path) -> None:
     steps = [annotation(f"ProfilerStep#{number}", number * 10, 10) for number in range(200)]
     rank_detail = detail(tmp_path, [*steps, *(kernel(GEMM, at * 10, 5, stream=at) for at in range(200))])
     assert (len(rank_detail.streams), len(rank_detail.steps)) == (64, 64)
 
 
-def test_an_empty_trace_is_an_error_with_details_too(tmp_path: Path) -> None:
+def test_empty_trace_is_an_error_with_details(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="nothing to analyse"):
         detail(tmp_path, [trace_event("cuda_runtime", "cudaGetDeviceCount", 0, 1)])
 
 
-def test_a_trace_of_launches_alone_has_empty_details(tmp_path: Path) -> None:
+def test_trace_of_launches_alone_has_empty_details(tmp_path: Path) -> None:
     rank_detail = detail(tmp_path, [launch(1, 0)])
     assert (rank_detail.streams, rank_detail.copies, rank_detail.launch, rank_detail.steps) == ([], [], None, [])

@@ -23,7 +23,7 @@ def real(shared_data: Path) -> Callable[[str], RankDetail]:
     return functools.cache(lambda name: details(shared_data / "traces" / name))
 
 
-def test_a_moe_layer_computes_under_expert_parallel_communication(real: Callable[[str], RankDetail]) -> None:
+def test_moe_layer_computes_under_expert_parallel_communication(real: Callable[[str], RankDetail]) -> None:
     rank_detail = real("moe_dualpipe_deepep/rank-0.json.gz")
     classes = {row.name: row for row in rank_detail.classes}
     assert classes["communication"].busy_us == 113_030
@@ -35,9 +35,7 @@ def test_a_moe_layer_computes_under_expert_parallel_communication(real: Callable
     assert classes["other"].busy_us < 0.01 * rank_detail.window_us
 
 
-def test_checkpointed_blocks_are_found_where_the_stacks_say_they_are(
-    real: Callable[[str], RankDetail], shared_data: Path
-) -> None:
+def test_recomputed_blocks_agree_with_the_python_stacks(real: Callable[[str], RankDetail], shared_data: Path) -> None:
     # given the reference: kernels launched inside torch's own recomputing function, which only this trace's stacks show
     events = json.loads(gzip.decompress((shared_data / "traces/resnet_8ranks_mi300/rank-0.json.gz").read_bytes()))["traceEvents"]
     frames = [event for event in events if event.get("cat") == "python_function" and "recompute_fn" in event["name"]]
@@ -75,7 +73,7 @@ def test_device_graphs_of_a_recommender_are_counted(real: Callable[[str], RankDe
     assert launch.calls < launch.linked < launch.events
 
 
-def test_a_rank_that_its_host_keeps_waiting_is_starved(real: Callable[[str], RankDetail]) -> None:
+def test_rank_delayed_by_its_host_is_starved(real: Callable[[str], RankDetail]) -> None:
     starved = real("dlrm_8ranks_v100/rank-7.json.gz")
     fed = real("moe_dualpipe_deepep/rank-0.json.gz")
     assert starved.launch is not None
@@ -84,7 +82,7 @@ def test_a_rank_that_its_host_keeps_waiting_is_starved(real: Callable[[str], Ran
     assert fed.launch.idle_queued_us > 0.8 * 497
 
 
-def test_every_real_trace_adds_up(real: Callable[[str], RankDetail], shared_data: Path) -> None:
+def test_details_of_real_traces_add_up(real: Callable[[str], RankDetail], shared_data: Path) -> None:
     golden = json.loads((shared_data / "traces/golden.json").read_text())
     for name in ("moe_dualpipe_deepep/rank-0", "resnet_8ranks_mi300/rank-0", "hta_sampled_128/rank-1", "timesformer_h100/rank-0"):
         rank_detail, truth = real(f"{name}.json.gz"), golden[f"{name}.json.gz"]
@@ -140,7 +138,7 @@ def checkpointed(require_torch: None, tmp_path_factory: pytest.TempPathFactory) 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize(("mode", "operators"), [("plain", 0), ("reentrant", 6), ("saved tensors", 6)])
-def test_checkpointing_of_this_torch_is_seen(checkpointed: Path, mode: str, operators: int) -> None:
+def test_checkpointing_of_the_installed_torch_is_recognised(checkpointed: Path, mode: str, operators: int) -> None:
     # each layer is computed again where it is checkpointed
     (row,) = analyze([checkpointed / mode], detail=True).ranks
     assert row.detail is not None

@@ -51,7 +51,7 @@ OTHER_KEYS = st.dictionaries(st.sampled_from(["host_name", "traceName", "x", "},
     indent=st.sampled_from([None, 0, 2]),
     bare=st.booleans(),
 )
-def test_every_event_comes_out_once_and_in_order_however_the_text_is_cut(
+def test_events_are_complete_and_in_order_for_any_block_size(
     events: list[Any], before: dict[str, Any], after: dict[str, Any], size: int, indent: int | None, *, bare: bool
 ) -> None:
     # given any trace, in blocks of any size
@@ -68,7 +68,7 @@ def test_every_event_comes_out_once_and_in_order_however_the_text_is_cut(
 
 
 @given(events=EVENTS, cut=st.floats(0, 1), size=st.integers(1, 400), indent=st.sampled_from([None, 2]))
-def test_a_torn_text_gives_every_event_that_is_complete(events: list[Any], cut: float, size: int, indent: int | None) -> None:
+def test_torn_text_yields_every_complete_event(events: list[Any], cut: float, size: int, indent: int | None) -> None:
     # given a trace that ends anywhere after its events have begun
     text = json.dumps({"traceEvents": events, "traceName": "x"}, indent=indent).encode()
     first = text.index(b"[") + 1
@@ -86,7 +86,7 @@ def test_a_torn_text_gives_every_event_that_is_complete(events: list[Any], cut: 
     assert (stream.damaged, stream.complete) == (0, torn == text)
 
 
-def test_damage_in_the_middle_costs_the_events_it_is_in_and_no_other() -> None:
+def test_damage_costs_only_the_events_it_hits() -> None:
     # given a trace of many events in which a few bytes are overwritten
     events = [event(f"kernel {at}") for at in range(3000)]
     text = bytearray(json.dumps({"traceEvents": events, "host_name": "n1"}).encode())
@@ -104,7 +104,7 @@ def test_damage_in_the_middle_costs_the_events_it_is_in_and_no_other() -> None:
         assert msgspec.json.decode(stream.top_level["host_name"]) == "n1"
 
 
-def test_a_closing_bracket_that_does_not_belong_there_ends_nothing() -> None:
+def test_stray_closing_bracket_does_not_end_the_events() -> None:
     text = json.dumps({"traceEvents": [event(at) for at in range(100)]}).encode()
     at = text.index(b"}}, {", 2000)
     names, stream = read(text[: at + 2] + b"]" + text[at + 2 :], 700)
@@ -128,12 +128,12 @@ def test_a_closing_bracket_that_does_not_belong_there_ends_nothing() -> None:
     ],
 )
 @pytest.mark.parametrize("size", [7, 1 << 19])
-def test_the_list_of_events_is_found_where_it_is(text: bytes, size: int) -> None:
+def test_event_list_is_found_at_any_position(text: bytes, size: int) -> None:
     names, stream = read(text % json.dumps(event("k")).encode(), size)
     assert (names, stream.complete) == (["k"], True)
 
 
-def test_marks_are_passed_over_and_what_is_no_event_counts_as_damaged() -> None:
+def test_marks_are_skipped_and_invalid_events_count_as_damaged() -> None:
     text = json.dumps([{"ph": "s", "id": 1}, event("k"), 5, None, {"ph": "X", "name": [1]}, {"ph": "M"}, {"ph": "?"}]).encode()
     names, stream = read(text)
     assert (names, stream.events, stream.damaged) == (["k"], 7, 4)
@@ -150,7 +150,7 @@ def test_marks_are_passed_over_and_what_is_no_event_counts_as_damaged() -> None:
         b'{"traceEvents": [], "deep": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
     ],
 )
-def test_absurd_nesting_is_refused_wherever_it_is(text: bytes, size: int) -> None:
+def test_absurd_nesting_is_refused_at_any_position(text: bytes, size: int) -> None:
     with pytest.raises(InputError, match="nested"):
         read(text, size)
 
@@ -190,7 +190,7 @@ def test_endless_text_without_events_is_refused(
         list(EventStream[TraceEvent | Mark](Path("rank-0.json"), text(), ANY_EVENT))
 
 
-def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_after_the_events_is_read_up_to_a_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(event_stream, "MAX_TAIL_BYTES", 1 << 20)
 
     def text() -> Iterator[bytes]:
@@ -202,7 +202,7 @@ def test_what_stands_behind_the_events_is_read_up_to_a_limit(monkeypatch: pytest
     assert not stream.complete
 
 
-def test_parts_are_decoded_once_each() -> None:
+def test_blocks_are_decoded_once() -> None:
     # given a long trace in which every event ends in text that looks like the gap between two events
     rng = random.Random(1)
     events = [event(at, odd=[{"a": 1}, {"b": rng.random()}]) for at in range(20_000)]

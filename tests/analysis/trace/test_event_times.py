@@ -46,12 +46,12 @@ FINE: dict[str, list[Event]] = {
 
 
 @pytest.mark.parametrize("name", FINE)
-def test_what_is_possible_is_no_damage(tmp_path: Path, name: str) -> None:
+def test_possible_times_are_no_damage(tmp_path: Path, name: str) -> None:
     assert damage(trace_of(tmp_path, FINE[name]).quality) == (0, 0, 0, 0)
 
 
 @pytest.mark.parametrize(("base", "ts"), [(BASE_NS, 0), (BASE_NS, -BASE_NS / 1000), (0, 0)])
-def test_kernels_at_zero_have_no_time(tmp_path: Path, base: int, ts: float) -> None:
+def test_kernels_at_time_zero_have_no_time(tmp_path: Path, base: int, ts: float) -> None:
     events = work()
     for event in kernels(events)[:3]:
         event |= {"ts": ts, "dur": 0}
@@ -61,7 +61,7 @@ def test_kernels_at_zero_have_no_time(tmp_path: Path, base: int, ts: float) -> N
 
 
 @pytest.mark.parametrize(("dur", "damaged"), [(2, 0), (20, 3), (10.5, 3)])
-def test_no_length_is_no_time_unless_rounding_to_microseconds_explains_it(tmp_path: Path, dur: float, damaged: int) -> None:
+def test_zero_duration_is_damage_unless_rounding_explains_it(tmp_path: Path, dur: float, damaged: int) -> None:
     events = work(dur=dur)
     for event in kernels(events)[:3]:
         event["dur"] = 0
@@ -69,7 +69,7 @@ def test_no_length_is_no_time_unless_rounding_to_microseconds_explains_it(tmp_pa
 
 
 @pytest.mark.parametrize("name", ["event_wait", "Notify_Wait", "EVENT_RECORD", "CAPTURE_WAIT", "event_wait 104"])
-def test_waiting_for_what_is_over_takes_no_time_and_is_no_work(tmp_path: Path, name: str) -> None:
+def test_wait_events_are_neither_work_nor_damage(tmp_path: Path, name: str) -> None:
     waits = [kernel(name, START_US + 30 + 100 * at, 0 if at % 2 else 200.5, correlation=500 + at) for at in range(10)]
     result = trace_of(tmp_path, [*work(), *waits])
     assert damage(result.quality) == (0, 0, 0, 0)
@@ -78,7 +78,7 @@ def test_waiting_for_what_is_over_takes_no_time_and_is_no_work(tmp_path: Path, n
 
 @pytest.mark.parametrize("bad", [{"dur": -3}, {"dur": None}, {"ts": 1e300}, {"ts": "soon"}])
 @pytest.mark.parametrize("start", [0, START_US])
-def test_impossible_times_are_none_wherever_times_count_from(tmp_path: Path, bad: Event, start: float) -> None:
+def test_impossible_times_count_as_damage_for_any_time_base(tmp_path: Path, bad: Event, start: float) -> None:
     events = work(start=start)
     kernels(events)[4].update(bad)
     trace = trace_of(tmp_path, events)
@@ -87,7 +87,7 @@ def test_impossible_times_are_none_wherever_times_count_from(tmp_path: Path, bad
     assert reduce_file(trace).breakdowns[0].window_us == 910.5
 
 
-def test_a_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
+def test_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
     events = work()
     for event in kernels(events):
         event |= {"ts": 0, "dur": 0}
@@ -100,7 +100,7 @@ def test_a_trace_without_any_time_is_damaged(tmp_path: Path) -> None:
     ("by", "has_calls"),
     [(-5 * SECOND_US, True), *((by, has) for by in (-30 * HOUR_US, 700 * SECOND_US, 30 * HOUR_US) for has in (True, False))],
 )
-def test_kernels_far_before_or_after_the_rest_are_left_out(tmp_path: Path, by: float, has_calls: bool) -> None:
+def test_kernels_far_from_the_rest_are_left_out(tmp_path: Path, by: float, has_calls: bool) -> None:
     events = work()
     kernels(events)[4]["ts"] += by
     trace = trace_of(tmp_path, events if has_calls else kernels(events))
@@ -108,7 +108,7 @@ def test_kernels_far_before_or_after_the_rest_are_left_out(tmp_path: Path, by: f
     assert reduce_file(trace).breakdowns[0].window_us == 910.5
 
 
-def test_an_idle_hour_between_work_of_the_host_is_fine(tmp_path: Path) -> None:
+def test_idle_hour_between_host_work_is_no_damage(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, [*work(), *work(first=11, start=START_US + HOUR_US)])
     assert damage(trace.quality) == (0, 0, 0, 0)
     assert reduce_file(trace).breakdowns[0].window_us > HOUR_US
@@ -117,7 +117,7 @@ def test_an_idle_hour_between_work_of_the_host_is_fine(tmp_path: Path) -> None:
 @pytest.mark.parametrize("gap_s", [70, 400, 4000])
 @pytest.mark.parametrize("counts", [(10, 1), (1, 10), (1,) * 10, (200, 3, 200), (2,) * 150])
 @pytest.mark.parametrize("has_calls", [True, False])
-def test_pauses_of_minutes_between_steps_are_fine(
+def test_pauses_of_minutes_between_steps_are_no_damage(
     tmp_path: Path, counts: tuple[int, ...], gap_s: float, *, has_calls: bool
 ) -> None:
     events: list[Event] = []
@@ -134,19 +134,19 @@ def test_pauses_of_minutes_between_steps_are_fine(
 
 
 @pytest.mark.parametrize(("odd", "far"), [(2, 2), (4, 0)])
-def test_without_a_host_only_large_groups_of_kernels_are_apart(tmp_path: Path, odd: int, far: int) -> None:
+def test_only_small_distant_kernel_groups_without_a_host_are_damage(tmp_path: Path, odd: int, far: int) -> None:
     events = [*kernels(work()), *kernels(work(odd, first=20, start=START_US + HOUR_US))]
     assert damage(trace_of(tmp_path, events).quality) == (0, far, 0, 0)
 
 
-def test_an_event_may_span_the_minutes_before_all_others(tmp_path: Path) -> None:
+def test_event_may_span_the_minutes_before_all_others(tmp_path: Path) -> None:
     step = annotation("ProfilerStep#0", START_US - 70 * SECOND_US, 71 * SECOND_US)
     assert trace_of(tmp_path, [step, *work()]).damaged == 0
 
 
 @pytest.mark.parametrize("end_s", [5, 300])
 @pytest.mark.parametrize("is_busy", [True, False])
-def test_launched_kernels_begin_later_only_while_the_device_is_busy(tmp_path: Path, end_s: float, *, is_busy: bool) -> None:
+def test_late_kernel_start_is_damage_unless_the_device_is_busy(tmp_path: Path, end_s: float, *, is_busy: bool) -> None:
     events = work()
     events += pair(50, START_US + 1000, end_s * SECOND_US) if is_busy else []
     events += [launch(51, START_US + 1010), kernel(GEMM, START_US + end_s * SECOND_US + 1100, 9.5, correlation=51)]
@@ -155,7 +155,7 @@ def test_launched_kernels_begin_later_only_while_the_device_is_busy(tmp_path: Pa
 
 
 @pytest.mark.parametrize("dur", [1, 5 * SECOND_US])
-def test_a_kernel_whose_launch_returns_late_begins_late(tmp_path: Path, dur: float) -> None:
+def test_kernel_whose_launch_returns_late_begins_late(tmp_path: Path, dur: float) -> None:
     late = START_US + 5 * SECOND_US
     events = [*work(), launch(50, START_US + 1000, dur), kernel(GEMM, late, 9.5, correlation=50)]
     assert trace_of(tmp_path, events).quality.far == (1 if dur == 1 else 0)
@@ -167,7 +167,7 @@ def test_host_events_without_a_time_are_left_out_and_counted(tmp_path: Path) -> 
     assert (trace.damaged, damage(trace.quality)) == (2, (0, 0, 0, 0))
 
 
-def test_a_kernel_that_overruns_the_next_is_cut_to_the_median_of_its_kind(tmp_path: Path) -> None:
+def test_overlong_kernel_is_cut_to_the_median_of_its_kind(tmp_path: Path) -> None:
     events = work()
     kernels(events)[4]["dur"] = 0.5 * SECOND_US
     trace = trace_of(tmp_path, events)
@@ -176,7 +176,7 @@ def test_a_kernel_that_overruns_the_next_is_cut_to_the_median_of_its_kind(tmp_pa
     assert trace.cut.tolist() == [round((START_US + 400) * 1000)]
 
 
-def test_a_kernel_without_its_like_is_cut_where_the_next_begins(tmp_path: Path) -> None:
+def test_overlong_kernel_without_its_kind_is_cut_at_the_next(tmp_path: Path) -> None:
     events = work()
     kernels(events)[4] |= {"dur": 0.5 * SECOND_US, "name": "other"}
     assert lengths(trace_of(tmp_path, events))[4] == 100
@@ -189,7 +189,7 @@ def test_rounding_to_microseconds_is_no_overrun(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("over", "cut"), [(1.5, 0), (3, 0), (9.5, 0), (20, 9)])
-def test_an_overlap_of_a_hundredth_is_no_overrun(tmp_path: Path, over: float, cut: int) -> None:
+def test_small_relative_overlap_is_no_overrun(tmp_path: Path, over: float, cut: int) -> None:
     assert trace_of(tmp_path, work(every=1000, dur=1000 + over)).quality.overlong == cut
 
 
@@ -202,7 +202,7 @@ def test_an_overlap_of_a_hundredth_is_no_overrun(tmp_path: Path, over: float, cu
         ("cudaLaunchKernelExC", SECOND_US, 1),
     ],
 )
-def test_a_kernel_may_be_launched_to_start_before_its_predecessor_ends(tmp_path: Path, call: str, dur: float, cut: int) -> None:
+def test_kernel_may_be_launched_to_start_before_its_predecessor_ends(tmp_path: Path, call: str, dur: float, cut: int) -> None:
     events = [*work(), *pair(50, START_US + 1000, dur), *pair(51, START_US + 1030, 50, call=call)]
     assert trace_of(tmp_path, events).quality.overlong == cut
 
@@ -219,7 +219,7 @@ def test_nodes_of_a_graph_may_overlap(tmp_path: Path) -> None:
     assert trace.quality.launches == 0
 
 
-def test_a_node_that_overruns_the_next_graph_is_cut(tmp_path: Path) -> None:
+def test_node_that_overruns_the_next_graph_is_cut(tmp_path: Path) -> None:
     events = [event for at in range(9) for event in graph(at + 1, START_US + 100 * at)]
     kernels(events)[6]["dur"] = 0.5 * SECOND_US
     trace = trace_of(tmp_path, events)
@@ -227,7 +227,7 @@ def test_a_node_that_overruns_the_next_graph_is_cut(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("rest", "cut"), [(0.1, 1), (2, 0)])
-def test_the_last_kernel_of_a_stream_is_not_longer_than_all_the_rest(tmp_path: Path, rest: float, cut: int) -> None:
+def test_last_kernel_of_a_stream_is_cut_if_longer_than_all_others(tmp_path: Path, rest: float, cut: int) -> None:
     events = [*work(every=rest * SECOND_US / 10), *pair(50, START_US + rest * SECOND_US, 0.5 * SECOND_US)]
     trace = trace_of(tmp_path, events)
     assert trace.quality.overlong == cut

@@ -33,7 +33,7 @@ def refusal(expected: dict[str, Any], actual: dict[str, Any]) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", STORED)
-def test_each_value_of_each_trace_agrees(folder: str) -> None:
+def test_values_of_each_trace_agree_with_the_reference(folder: str) -> None:
     for name, expected in STORED[folder]["traces"].items():
         values = values_of_file(FOLDER / folder / name)
         assert refusal(expected, values) or differences(expected, values) == []
@@ -41,7 +41,7 @@ def test_each_value_of_each_trace_agrees(folder: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("folder", [folder for folder, values in STORED.items() if values["job"]])
-def test_each_value_of_each_job_agrees(folder: str) -> None:
+def test_values_of_each_job_agree_with_the_reference(folder: str) -> None:
     expected, result = STORED[folder]["job"], values_of_job(FOLDER / folder)
     if not refusal(expected, result):
         if expected["imposed"] is None:
@@ -49,7 +49,7 @@ def test_each_value_of_each_job_agrees(folder: str) -> None:
         assert differences(expected, result) == []
 
 
-def test_differences_are_found() -> None:
+def test_comparison_detects_differences() -> None:
     assert differences({"a_us": 1.0, "rows": [1, None]}, {"a_us": 1.0005, "rows": [1, None]}) == []
     assert len(differences({"a_us": 1.0}, {"a_us": 1.002})) == 1
     assert len(differences({"ratio": 1.0}, {"ratio": 1.0005})) == 1
@@ -57,24 +57,24 @@ def test_differences_are_found() -> None:
     assert len(differences([1.0], [])) == 1
 
 
-def test_every_folder_has_values() -> None:
+def test_every_example_folder_has_reference_values() -> None:
     assert list(STORED) == files.folders()
 
 
-def test_the_examples_are_small() -> None:
+def test_example_traces_are_small() -> None:
     assert sum(path.stat().st_size for path in FOLDER.rglob("*") if path.is_file()) < 3_000_000
 
 
 @pytest.mark.slow
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize("folder", STORED)
-def test_stored_values_are_those_of_the_independent_program(folder: str) -> None:
+def test_stored_values_equal_those_of_the_reference_program(folder: str) -> None:
     assert json.loads(json.dumps(files.values(folder))) == STORED[folder], f"{EXPECTED}: run scripts/example_traces.py"
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", files.KINDS)
-def test_simulated_traces_are_those_of_the_simulator(kind: str) -> None:
+def test_stored_simulated_traces_equal_the_simulator_output(kind: str) -> None:
     written = dict(files.simulated(kind))
     stored = {path.relative_to(FOLDER).as_posix() for path in (FOLDER / kind).rglob("rank-*")}
     assert set(written) == stored
@@ -86,7 +86,7 @@ def test_simulated_traces_are_those_of_the_simulator(kind: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [mixed.trace, mixed.damaged])
 @given(seed=st.integers(0, 2**32))
-def test_each_value_of_any_mixed_trace_agrees(
+def test_values_of_any_mixed_trace_agree_with_the_reference(
     tmp_path_factory: pytest.TempPathFactory, make: Callable[[int], dict[str, Any]], seed: int
 ) -> None:
     path = tmp_path_factory.getbasetemp() / "rank-0.json"
@@ -97,7 +97,7 @@ def test_each_value_of_any_mixed_trace_agrees(
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_job_that_is_recorded_now_agrees_as_well(require_torch: None, tmp_path: Path) -> None:
+def test_newly_recorded_job_agrees_with_the_reference(require_torch: None, tmp_path: Path) -> None:
     folder = tmp_path / "traces"
     folder.mkdir()
     for name, data in gloo.record(tmp_path / "run").items():
@@ -113,7 +113,7 @@ def content(data: bytes) -> bytes:
         return data
 
 
-def test_the_independent_program_has_no_code_of_rankscope_or_numpy() -> None:
+def test_reference_program_uses_neither_rankscope_nor_numpy() -> None:
     for path in Path(truth.__file__).parent.glob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             modules = [node.module or ""] if isinstance(node, ast.ImportFrom) else []

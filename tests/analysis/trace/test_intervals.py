@@ -44,7 +44,7 @@ sets = pairs.map(merged)
 
 @given(pairs)
 @example([(0, 5), (5, 4)])  # touching ones become one
-def test_a_union_covers_its_intervals_and_is_sorted_and_disjoint(items: list[tuple[int, int]]) -> None:
+def test_union_covers_its_intervals_and_is_sorted_and_disjoint(items: list[tuple[int, int]]) -> None:
     spans = merged(items)
     assert points(spans) == {point for start, length in items for point in range(start, start + length)}
     assert (spans[:, 1] > spans[:, 0]).all()
@@ -61,20 +61,20 @@ def test_set_operations_agree_with_counting_points(left: Spans, right: Spans) ->
 
 @given(st.lists(sets, max_size=4))
 @example([merged([(0, 5)])])
-def test_shared_time_is_in_two_sets_or_more(several: list[Spans]) -> None:
+def test_shared_time_lies_in_at_least_two_sets(several: list[Spans]) -> None:
     counts = Counter(point for spans in several for point in points(spans))
     assert points(shared(several)) == {point for point, count in counts.items() if count >= 2}
 
 
 @given(sets, st.lists(st.tuples(st.integers(0, LIMIT), st.integers(0, LIMIT)), max_size=5))
-def test_clipping_to_many_windows_is_clipping_to_each(spans: Spans, windows: list[tuple[int, int]]) -> None:
+def test_clipping_to_many_windows_equals_clipping_to_each(spans: Spans, windows: list[tuple[int, int]]) -> None:
     bounds = np.array(windows, dtype=np.int64).reshape(-1, 2)
     inside = list(clips(spans, bounds[:, 0], bounds[:, 1]))
     assert [points(item) for item in inside] == [points(spans) & set(range(start, end)) for start, end in windows]
 
 
 @given(sets, sets, sets, st.integers(0, LIMIT), st.integers(0, LIMIT))
-def test_the_partition_sums_to_the_window(compute: Spans, communication: Spans, copies: Spans, start: int, length: int) -> None:
+def test_partition_sums_to_the_window(compute: Spans, communication: Spans, copies: Spans, start: int, length: int) -> None:
     part = partition(Work(compute, communication, copies), start, start + length)
     window = set(range(start, start + length))
     k, c, m = (points(spans) & window for spans in (compute, communication, copies))
@@ -101,7 +101,7 @@ def test_the_partition_sums_to_the_window(compute: Spans, communication: Spans, 
 
 
 @given(pairs, sets)
-def test_covered_counts_each_interval_for_itself(intervals: list[tuple[int, int]], spans: Spans) -> None:
+def test_covered_counts_each_interval_separately(intervals: list[tuple[int, int]], spans: Spans) -> None:
     starts, lengths = np.array(intervals, dtype=np.int64).reshape(-1, 2).T
     inside = points(spans)
     expected = [sum(at in inside for at in range(start, start + length)) for start, length in intervals]
@@ -109,14 +109,14 @@ def test_covered_counts_each_interval_for_itself(intervals: list[tuple[int, int]
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 3)), max_size=20))
-def test_groups_hold_each_row_once_and_in_order(keys: list[tuple[int, int]]) -> None:
+def test_groups_contain_each_row_once_and_in_order(keys: list[tuple[int, int]]) -> None:
     first, second = (np.array([key[column] for key in keys], dtype=np.int64) for column in (0, 1))
     groups = [rows.tolist() for rows in by_key(first, second)]
     assert groups == [[row for row, key in enumerate(keys) if key == item] for item in sorted(set(keys))]
 
 
 @given(st.lists(st.integers(0, 500)))
-def test_distinct_numbers_come_once_and_in_order(numbers: list[int]) -> None:
+def test_distinct_numbers_are_unique_and_sorted(numbers: list[int]) -> None:
     assert distinct(np.array(numbers, dtype=np.int32)) == sorted(set(numbers))
 
 
@@ -124,7 +124,7 @@ CALLS = st.lists(st.tuples(st.integers(0, 2), st.integers(0, 60), st.integers(0,
 
 
 @given(CALLS, st.data())
-def test_enclosing_and_within_agree_with_looking_at_every_frame(
+def test_enclosing_and_within_agree_with_checking_every_frame(
     tmp_path_factory: pytest.TempPathFactory, rows: list[tuple[int, int, int]], data: st.DataObject
 ) -> None:
     # given events of three threads, any of which are frames

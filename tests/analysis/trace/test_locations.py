@@ -43,7 +43,7 @@ def test_traces_on_another_filesystem_are_found_and_read(remote: Any, path: str)
     assert analysis.source.path == path
 
 
-def test_files_on_another_filesystem_can_be_named_singly_beside_local_ones(remote: Any, tmp_path: Path) -> None:
+def test_remote_files_can_be_given_individually_beside_local_ones(remote: Any, tmp_path: Path) -> None:
     (tmp_path / "rank-2.json").write_bytes(text_of(100))
     names = ["memory://job/traces/rank-0.json.gz", "memory://job/traces/rank-1.json.gz"]
     assert analyze(names).source.path == "memory://job/traces"
@@ -60,7 +60,7 @@ def test_files_on_another_filesystem_can_be_named_singly_beside_local_ones(remot
         ("file:///proc/self/nothing.json", "no such file"),
     ],
 )
-def test_what_is_wrong_on_another_filesystem_is_one_line(remote: Any, url: str, reason: str) -> None:
+def test_problem_on_another_filesystem_is_a_one_line_error(remote: Any, url: str, reason: str) -> None:
     with pytest.raises(InputError, match=reason) as caught:
         analyze([url])
     assert url in str(caught.value)
@@ -81,7 +81,7 @@ class NoCredentialsError(Exception):
     ],
 )
 @pytest.mark.parametrize("method", ["info", "open", "find"])
-def test_errors_of_a_filesystem_itself_are_one_line(
+def test_errors_of_a_filesystem_are_one_line(
     remote: Any, monkeypatch: pytest.MonkeyPatch, method: str, error: Exception, reason: str
 ) -> None:
     def refuse(*args: Any, **kwargs: Any) -> None:
@@ -96,14 +96,14 @@ def test_errors_of_a_filesystem_itself_are_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_package_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_package_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(MissingError, match=r"pip install 'rankscope\[remote\]'"):
         analyze(["s3://bucket/traces"])
 
 
 @pytest.mark.slow
-def test_local_traces_need_neither_fsspec_nor_the_rest(tmp_path: Path) -> None:
+def test_local_traces_do_not_import_optional_packages(tmp_path: Path) -> None:
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(gzip.compress(text_of(10)))
     code = (
@@ -145,12 +145,12 @@ def nobody() -> str:
 
 
 @pytest.mark.parametrize("name", ["rank-0.json", "rank-*.json", ""])
-def test_a_server_that_is_not_there_is_not_a_missing_file(nobody: str, name: str) -> None:
+def test_unreachable_server_is_distinguished_from_a_missing_file(nobody: str, name: str) -> None:
     with pytest.raises(InputError, match=r"cannot be reached: .*check the address, the network and the proxy"):
         analyze([f"{nobody}/{name}"])
 
 
-def test_every_verb_that_reads_traces_says_the_same(nobody: str) -> None:
+def test_every_command_reports_an_unreachable_server_alike(nobody: str) -> None:
     url = f"{nobody}/rank-0.json"
     with pytest.raises(InputError, match="cannot be reached"):
         whatif([url])
@@ -168,6 +168,6 @@ def test_every_verb_that_reads_traces_says_the_same(nobody: str) -> None:
         (200, "JSON, but not a trace"),
     ],
 )
-def test_a_server_that_refuses_is_told_from_one_that_has_nothing(server: str, status: int, message: str) -> None:
+def test_refusing_server_is_distinguished_from_a_missing_file(server: str, status: int, message: str) -> None:
     with pytest.raises(InputError, match=message):
         analyze([f"{server}/{status}/rank-0.json"])

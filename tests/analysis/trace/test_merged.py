@@ -126,7 +126,7 @@ def assert_refused(merged: Path, *facts: str) -> None:
 
 
 @pytest.mark.parametrize("detail", [True, False])
-def test_ranks_with_labels_in_process_ids_are_taken_apart(job: list[Path], *, detail: bool) -> None:
+def test_ranks_with_labels_in_process_ids_are_separated(job: list[Path], *, detail: bool) -> None:
     merged = merge(job, prefixed(["[TP00]", "[TP01]", "[TP02]", "[TP03]"]))
     traces = assert_apart(merged, job, detail=detail)
     assert [trace.process for trace in traces] == ["TP00", "TP01", "TP02", "TP03"]
@@ -151,7 +151,7 @@ CLEAR: dict[str, list[Change]] = {
 
 
 @pytest.mark.parametrize("sign", CLEAR)
-def test_ranks_that_the_file_shows_are_taken_apart(job: list[Path], sign: str) -> None:
+def test_ranks_identified_by_the_file_are_separated(job: list[Path], sign: str) -> None:
     assert_apart(merge(job, *CLEAR[sign]), job)
 
 
@@ -171,12 +171,12 @@ OPEN: dict[str, tuple[list[Change], list[str]]] = {
 
 
 @pytest.mark.parametrize("sign", OPEN)
-def test_ranks_that_the_file_does_not_show_are_refused(job: list[Path], sign: str) -> None:
+def test_ranks_not_identified_by_the_file_are_refused(job: list[Path], sign: str) -> None:
     changes, facts = OPEN[sign]
     assert_refused(merge(job, *changes), *facts)
 
 
-def test_the_order_in_the_file_does_not_matter(job: list[Path]) -> None:
+def test_order_in_the_file_does_not_matter(job: list[Path]) -> None:
     merged = merge(job, prefixed(["[TP3]", "[TP1]", "[TP2]", "[TP0]"]))
     assert_apart(merged, [job[3], job[1], job[2], job[0]])
 
@@ -192,7 +192,7 @@ def test_the_order_in_the_file_does_not_matter(job: list[Path]) -> None:
         (["[TP0-DP0]", "[TP1-DP0]", "[TP0-DP1]", "[TP1-DP1]"], 4),
     ],
 )
-def test_labels_that_leave_the_ranks_open_are_refused(job: list[Path], labels: list[str], world_size: int | None) -> None:
+def test_labels_with_ambiguous_ranks_are_refused(job: list[Path], labels: list[str], world_size: int | None) -> None:
     assert_refused(merge(job, prefixed(labels), world_size=world_size), labels[0])
 
 
@@ -213,18 +213,18 @@ def test_collectives_give_the_ranks_of_processes(job: list[Path], group: object)
     )
 
 
-def test_a_position_in_a_subgroup_is_that_of_a_rank_in_it(job: list[Path]) -> None:
+def test_position_in_a_subgroup_is_mapped_to_its_rank(job: list[Path]) -> None:
     merged = merge(job, renumbered, with_own_ids, with_collectives(on_device=True, group="[4, 5, 6, 7]"))
     assert [trace.rank for trace in read_traces(merged)] == [4, 5, 6, 7]
 
 
-def test_a_reader_of_one_rank_refuses_several(job: list[Path]) -> None:
+def test_reader_of_one_rank_refuses_several(job: list[Path]) -> None:
     merged = merge(job, TP)
     with pytest.raises(InputError, match="the traces of 4 ranks"):
         read_trace(merged)
 
 
-def test_missing_kernels_are_missing_from_their_rank_only(job: list[Path]) -> None:
+def test_missing_kernels_are_counted_for_their_rank_only(job: list[Path]) -> None:
     def lose(rank: int, event: Event) -> None:
         if rank == 2 and event["cat"] == "kernel" and event["args"]["correlation"] <= 12:
             event["cat"] = "something else"
@@ -233,7 +233,7 @@ def test_missing_kernels_are_missing_from_their_rank_only(job: list[Path]) -> No
     assert [trace.quality.without_kernel for trace in traces] == [0, 0, 12, 0]
 
 
-def test_a_process_with_several_devices_is_one_rank(job: list[Path]) -> None:
+def test_process_with_several_devices_is_one_rank(job: list[Path]) -> None:
     def on_own_device(rank: int, event: Event) -> None:
         event["pid"] = rank if event["cat"] == "kernel" else 5000
         if event["cat"] == "kernel":
@@ -244,7 +244,7 @@ def test_a_process_with_several_devices_is_one_rank(job: list[Path]) -> None:
     assert set(trace.device[trace.category == 0].tolist()) == {0, 1, 2, 3}
 
 
-def test_processes_that_launch_nothing_belong_to_the_only_one_that_does(job: list[Path]) -> None:
+def test_processes_without_launches_join_the_only_launching_process(job: list[Path]) -> None:
     def operator(pid: int, name: str = "aten::stack") -> Event:
         return {"ph": "X", "cat": "cpu_op", "name": name, "ts": 1000, "dur": 5, "pid": pid, "tid": pid, "args": {}}
 
@@ -253,7 +253,7 @@ def test_processes_that_launch_nothing_belong_to_the_only_one_that_does(job: lis
     assert (trace.rank, len(trace.start)) == (0, len(read_trace(job[0]).start) + 3)
 
 
-def test_events_of_other_processes_are_of_no_rank(job: list[Path]) -> None:
+def test_events_of_other_processes_belong_to_no_rank(job: list[Path]) -> None:
     worker = {"ph": "X", "cat": "cpu_op", "name": "aten::stack", "ts": 1000, "dur": 5, "pid": 7, "tid": 7, "args": {}}
     assert_apart(merge(job, renumbered, with_own_ids, with_collectives(on_device=True), extra=(worker,)), job)
 
@@ -267,26 +267,26 @@ def gloo(rank: int, pid: int | str) -> list[Event]:
     ]
 
 
-def test_ranks_on_cpus_are_taken_apart_by_their_labels(tmp_path: Path) -> None:
+def test_cpu_ranks_are_separated_by_their_labels(tmp_path: Path) -> None:
     merged = tmp_path / "merged.json"
     merged.write_text(json.dumps([*gloo(0, "[TP0] 70"), *gloo(1, "[TP1] 71")]))
     traces = read_traces(merged)
     assert [(trace.rank, len(trace.start), trace.device_kind) for trace in traces] == [(0, 3, "cpu"), (1, 3, "cpu")]
 
 
-def test_ranks_on_cpus_without_labels_are_refused(tmp_path: Path) -> None:
+def test_cpu_ranks_without_labels_are_refused(tmp_path: Path) -> None:
     merged = tmp_path / "merged.json"
     merged.write_text(json.dumps([*gloo(0, 70), *gloo(1, 71)]))
     assert_refused(merged, "2 processes", "communicated")
 
 
-def test_a_process_on_a_cpu_with_workers_is_one_rank(tmp_path: Path) -> None:
+def test_cpu_process_with_workers_is_one_rank(tmp_path: Path) -> None:
     path = tmp_path / "rank-3.json"
     path.write_text(json.dumps([*gloo(3, 70), *gloo(3, 71)[:1], *gloo(3, 72)[:1]]))
     assert [(trace.rank, len(trace.start)) for trace in read_traces(path)] == [(None, 5)]
 
 
-def test_merged_ranks_are_exported_like_files_of_their_own(job: list[Path]) -> None:
+def test_merged_ranks_are_exported_like_separate_files(job: list[Path]) -> None:
     def slices(*paths: Path) -> list[tuple[object, ...]]:
         data = bytearray()
         export_perfetto(paths, data.extend)
@@ -298,7 +298,7 @@ def test_merged_ranks_are_exported_like_files_of_their_own(job: list[Path]) -> N
     assert slices(merge(job, prefixed(["[TP00]", "[TP01]", "[TP02]", "[TP03]"]))) == expected
 
 
-def test_a_file_that_rankscope_exported_is_no_trace(job: list[Path], tmp_path: Path) -> None:
+def test_file_exported_by_rankscope_is_no_trace(job: list[Path], tmp_path: Path) -> None:
     exported = bytearray()
     export_perfetto(job, exported.extend)
     path = tmp_path / "exported.json"
@@ -307,7 +307,7 @@ def test_a_file_that_rankscope_exported_is_no_trace(job: list[Path], tmp_path: P
         read_traces(path)
 
 
-def test_many_processes_cost_little_and_are_refused(tmp_path: Path) -> None:
+def test_many_processes_are_refused_quickly(tmp_path: Path) -> None:
     path = tmp_path / "many.json"
     call = {"ph": "X", "cat": "cuda_runtime", "name": "cudaLaunchKernel", "ts": 1000, "dur": 5, "args": {"correlation": 1}}
     kernel = {"ph": "X", "cat": "kernel", "name": "gemm", "ts": 1010, "dur": 5, "args": {"correlation": 1, "stream": 7}}
@@ -316,7 +316,7 @@ def test_many_processes_cost_little_and_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("pid", [[1], {"a": 1}, None, 1.5, "", "[", "[]", "[TP99999999999]", 10**30])
-def test_odd_process_ids_are_read(job: list[Path], pid: object) -> None:
+def test_unusual_process_ids_are_read(job: list[Path], pid: object) -> None:
     labels = ({"ph": "M", "name": "process_name", "pid": pid, "args": {"name": "python3"}},)
     (trace,) = read_traces(merge(job[:1], extra=labels))
     assert trace.rank == 0
@@ -342,6 +342,6 @@ def test_odd_process_ids_are_read(job: list[Path], pid: object) -> None:
         (["", "a"], None, None),
     ],
 )
-def test_ranks_of_labels(labels: list[str], world_size: int | None, ranks: list[int] | None) -> None:
+def test_ranks_are_parsed_from_labels(labels: list[str], world_size: int | None, ranks: list[int] | None) -> None:
     expected = None if ranks is None else dict(zip(labels, ranks, strict=True))
     assert ranks_of_labels(labels, world_size) == expected

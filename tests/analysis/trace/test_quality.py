@@ -16,7 +16,7 @@ from rankscope.analysis.trace.work import work_events
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL"
 
 
-def test_a_healthy_trace_has_no_damage(tmp_path: Path) -> None:
+def test_healthy_trace_has_no_damage(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, work())
     assert damage(trace.quality) == (0, 0, 0, 0)
     assert (trace.quality.device_events, trace.quality.launches, trace.quality.problem) == (10, 10, None)
@@ -35,7 +35,7 @@ def test_kernels_before_their_launches_show_contradicting_clocks(tmp_path: Path,
     assert by_us > -1000 or f"({100 - first} of 100 events)" in (quality.reason or "")
 
 
-def test_a_few_kernels_before_their_launches_are_counted_alone(tmp_path: Path) -> None:
+def test_few_kernels_before_their_launches_are_only_counted(tmp_path: Path) -> None:
     events = work(100, every=1000)
     for event in kernels(events)[:2]:
         event["ts"] -= 5000
@@ -46,7 +46,7 @@ def test_a_few_kernels_before_their_launches_are_counted_alone(tmp_path: Path) -
 @pytest.mark.parametrize("by_us", [-500_000, -3 * SECOND_US, -HOUR_US])
 @pytest.mark.parametrize("category", ["kernel", "cuda_runtime"])
 @pytest.mark.parametrize("delay_us", [20, 700_000])
-def test_a_clock_that_is_set_back_shows(tmp_path: Path, by_us: float, category: str, delay_us: float) -> None:
+def test_clock_that_is_set_back_is_damage(tmp_path: Path, by_us: float, category: str, delay_us: float) -> None:
     events = work(100, every=20_000)
     for event in kernels(events):
         # The device is busy all the time, and so the queue is long.
@@ -58,7 +58,7 @@ def test_a_clock_that_is_set_back_shows(tmp_path: Path, by_us: float, category: 
 
 
 @pytest.mark.parametrize(("lost", "problem"), [(0, None), (10, None), (60, "no_activity"), (100, "no_activity")])
-def test_a_trace_most_of_whose_launches_have_no_kernel_shows_no_activity(tmp_path: Path, lost: int, problem: str | None) -> None:
+def test_trace_with_most_kernels_missing_shows_no_activity(tmp_path: Path, lost: int, problem: str | None) -> None:
     events = work(100)
     for event in kernels(events)[:lost]:
         events.remove(event)
@@ -70,14 +70,14 @@ def test_a_trace_most_of_whose_launches_have_no_kernel_shows_no_activity(tmp_pat
     assert problem is None or f"{lost} of 100" in (quality.reason or "")
 
 
-def test_a_trace_without_most_of_its_kernels_has_no_figures(tmp_path: Path) -> None:
+def test_trace_without_kernels_has_no_figures(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, [event for event in work() if event["cat"] == "cuda_runtime"])
     assert (trace.has_device_work, trace.device_kind) == (False, "cuda")
     (window,) = reduce_file(trace).breakdowns
     assert (window.window_us, window.truncated) == (0, True)
 
 
-def test_a_torn_trace_is_not_judged_for_missing_kernels(tmp_path: Path) -> None:
+def test_torn_trace_is_not_judged_for_missing_kernels(tmp_path: Path) -> None:
     events = sorted(work(), key=lambda event: event["cat"] == "kernel")
     text = json.dumps({"traceEvents": events})
     path = tmp_path / "rank-0.json"
@@ -98,7 +98,7 @@ def steps(*damaged: int, share: float = 0.1, count: int = 4) -> list[Event]:
     return events
 
 
-def test_a_step_that_lacks_kernels_counts_for_no_figure(tmp_path: Path) -> None:
+def test_step_with_missing_kernels_is_excluded_from_figures(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, steps(1, 2))
     events = work_events(trace)
     assert [row.truncated for row in step_breakdowns(trace, events)] == [False, True, True, False]
@@ -106,7 +106,7 @@ def test_a_step_that_lacks_kernels_counts_for_no_figure(tmp_path: Path) -> None:
     assert (quality.damaged_steps, quality.problem) == (2, None)
 
 
-def test_a_trace_all_of_whose_steps_lack_kernels_is_damaged(tmp_path: Path) -> None:
+def test_trace_with_kernels_missing_in_all_steps_is_damaged(tmp_path: Path) -> None:
     trace = trace_of(tmp_path, steps(0, 1, 2, 3))
     assert quality_of(trace, work_events(trace)).problem == "damaged"
 
@@ -117,7 +117,7 @@ def test_one_kernel_in_fifty_may_be_missing(tmp_path: Path) -> None:
     assert (quality.without_kernel, quality.damaged_steps, quality.problem) == (4, 0, None)
 
 
-def test_unnumbered_collectives_do_not_count_in_steps_that_lack_kernels(tmp_path: Path) -> None:
+def test_unnumbered_collectives_of_damaged_steps_do_not_count(tmp_path: Path) -> None:
     events = steps(1)
     for step in range(4):
         events += pair(90 + 100 * step, START_US + 10_000 * step + 6_000, name=NCCL, stream=20)

@@ -52,7 +52,7 @@ def test_each_field_agrees_with_the_golden_value(traces: Path, name: str) -> Non
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("name", TRACES)
-def test_the_independent_program_of_the_examples_agrees_on_every_value(traces: Path, name: str) -> None:
+def test_reference_program_agrees_on_every_golden_trace(traces: Path, name: str) -> None:
     golden = json.loads((traces / "golden.json").read_text())[name]
     values = trace_truth.values_of_file(traces / name)
     # The golden values are sums of floats: some are off by tens of nanoseconds.
@@ -63,7 +63,7 @@ def test_the_independent_program_of_the_examples_agrees_on_every_value(traces: P
 
 
 @pytest.mark.parametrize("name", ["hta_trace_diff_test/rank-1.json.gz", "kineto_2021_schema/rank-0.json.gz"])
-def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Path, name: str) -> None:
+def test_trace_read_without_details_lacks_only_their_columns(traces: Path, name: str) -> None:
     # when it is read in both ways
     whole, brief = (read_trace(traces / name, detail=detail) for detail in (True, False))
     # then only the columns of the details differ, and those are empty
@@ -75,7 +75,7 @@ def test_without_details_a_trace_lacks_their_columns_and_nothing_else(traces: Pa
 
 
 @pytest.mark.parametrize("name", ["ddp_2ranks_nccl_metadata/rank-0.json.gz", "resnet_8ranks_mi300/rank-0.json.gz"])
-def test_device_steps_follow_each_other_and_stay_within_the_file(traces: Path, name: str) -> None:
+def test_device_steps_are_contiguous_and_stay_within_the_file(traces: Path, name: str) -> None:
     trace = read_trace(traces / name)
     steps = reduce_trace(trace).breakdowns
     (whole,) = reduce_file(trace).breakdowns
@@ -109,7 +109,7 @@ def test_dlrm_rank_7_imposes_the_wait(traces: Path) -> None:
     assert {row.transfer_us for row in analysis.ranks} == {217.0}
 
 
-def test_dlrm_verdict_is_rank_7_though_it_has_the_least_communication(traces: Path) -> None:
+def test_dlrm_verdict_is_rank_7_despite_its_short_communication(traces: Path) -> None:
     analysis = analyze([traces / "dlrm_8ranks_v100"], price_per_gpu_hour=2.0)
     verdict = analysis.verdict
     assert (verdict.kind, verdict.rank, verdict.ranks, verdict.evidence_source) == ("straggler", 7, [7], "traces")
@@ -122,7 +122,7 @@ def test_dlrm_verdict_is_rank_7_though_it_has_the_least_communication(traces: Pa
     assert verdict.cost.amount == pytest.approx(2 * verdict.gpu_hours_lost)
 
 
-def test_without_the_culprit_nobody_is_blamed_for_its_lateness(traces: Path) -> None:
+def test_missing_culprit_leaves_no_other_rank_to_blame(traces: Path) -> None:
     analysis = analyze([traces / "dlrm_8ranks_v100" / f"rank-{rank}.json.gz" for rank in range(7)])
     assert analysis.verdict.kind == "insufficient_data"
     assert "7 ranks of 8" in analysis.verdict.summary
@@ -132,7 +132,7 @@ def test_without_the_culprit_nobody_is_blamed_for_its_lateness(traces: Path) -> 
 
 
 @pytest.mark.parametrize("torn", [3, 7])
-def test_no_rank_is_blamed_for_what_the_rank_of_a_torn_trace_may_have_done(traces: Path, tmp_path: Path, torn: int) -> None:
+def test_torn_trace_of_a_rank_leads_to_no_verdict_on_others(traces: Path, tmp_path: Path, torn: int) -> None:
     # given all traces, that of one rank cut off in the middle of its device events
     for rank in range(8):
         data = (traces / "dlrm_8ranks_v100" / f"rank-{rank}.json.gz").read_bytes()

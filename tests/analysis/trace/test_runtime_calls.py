@@ -9,7 +9,7 @@ from tests.analysis.trace.healthy_kernels import GEMM, START_US, pair, work
 from tests.analysis.trace_events import Event, kernel, launch, trace_event, trace_of
 
 
-def test_the_capture_of_a_graph_runs_nothing(tmp_path: Path) -> None:
+def test_graph_capture_executes_no_kernel(tmp_path: Path) -> None:
     calls = [event for event in work() if event["cat"] == "cuda_runtime"]
     begin = trace_event("cuda_runtime", "cudaStreamBeginCapture", START_US - 5, 1, correlation=90)
     assert trace_of(tmp_path, [begin, *calls]).quality.problem == "captured_graph"
@@ -32,14 +32,14 @@ def test_launches_into_a_graph_are_not_lost(tmp_path: Path, vendor: str, count: 
 
 
 @pytest.mark.parametrize("bound", [0, -1])
-def test_a_capture_may_begin_or_end_beyond_the_trace(tmp_path: Path, bound: int) -> None:
+def test_capture_may_begin_or_end_outside_the_trace(tmp_path: Path, bound: int) -> None:
     calls = capture("cuda", START_US + (-60 if bound == 0 else 2000), 40)
     del calls[bound]
     quality = trace_of(tmp_path, [*work(), *calls]).quality
     assert (quality.launches, quality.without_kernel, quality.captured, quality.problem) == (10, 0, 40, None)
 
 
-def test_launches_before_and_after_a_capture_are_lost(tmp_path: Path) -> None:
+def test_launches_around_a_capture_count_as_lost(tmp_path: Path) -> None:
     calls = [launch(50, START_US + 20), *capture("cuda", START_US + 30, 9), launch(51, START_US + 95)]
     trace = trace_of(tmp_path, [*work(), *calls, *capture("cuda", START_US + 130, 0)])
     assert (trace.quality.without_kernel, trace.quality.captured) == (2, 9)
@@ -47,7 +47,7 @@ def test_launches_before_and_after_a_capture_are_lost(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("events", "problem"), [(0, "captured_graph"), (2, "captured_graph"), (10, None)])
-def test_a_trace_of_little_but_a_capture_shows_no_activity(tmp_path: Path, events: int, problem: str | None) -> None:
+def test_trace_of_mostly_a_capture_shows_no_activity(tmp_path: Path, events: int, problem: str | None) -> None:
     quality = trace_of(tmp_path, [*work(events), *capture("hip", START_US + 30, 60)]).quality
     assert quality.problem == problem
     assert problem is None or f"60 of {60 + events} kernel launches" in (quality.reason or "")
@@ -62,7 +62,7 @@ def test_copies_beside_a_capture_are_no_activity(tmp_path: Path) -> None:
     assert trace_of(tmp_path, [*copies, *capture("hip", START_US + 30, 60)]).quality.problem == "captured_graph"
 
 
-def test_a_profiler_without_activity_is_not_explained_by_a_small_capture(tmp_path: Path) -> None:
+def test_small_capture_does_not_explain_missing_activity(tmp_path: Path) -> None:
     calls = [event for event in work(50) if event["cat"] == "cuda_runtime"]
     assert trace_of(tmp_path, [*calls, *capture("cuda", START_US + 30, 10)]).quality.problem == "no_activity"
 
@@ -70,7 +70,9 @@ def test_a_profiler_without_activity_is_not_explained_by_a_small_capture(tmp_pat
 @pytest.mark.parametrize("names", [("cudaLaunchKernel", "cuLaunchKernel"), ("hipLaunchKernel", "hipModuleLaunchKernel")])
 @pytest.mark.parametrize("shown", [0, 1])
 @pytest.mark.parametrize("is_lost", [True, False])
-def test_a_launch_may_show_as_several_calls(tmp_path: Path, names: tuple[str, str], shown: int, *, is_lost: bool) -> None:
+def test_launch_recorded_as_several_calls_counts_once(
+    tmp_path: Path, names: tuple[str, str], shown: int, *, is_lost: bool
+) -> None:
     events = [*work(20, first=1000, start=START_US + 5000)]
     for at in range(10):
         start = START_US + 100 * at
@@ -85,7 +87,7 @@ def test_a_launch_may_show_as_several_calls(tmp_path: Path, names: tuple[str, st
 
 
 @pytest.mark.parametrize("name", ["cudaGraphLaunch", "hipGraphLaunch", "cuGraphLaunch"])
-def test_launches_of_graphs_count_where_their_events_are_lost(tmp_path: Path, name: str) -> None:
+def test_graph_launches_without_events_count_as_lost(tmp_path: Path, name: str) -> None:
     launches = [launch(50 + at, START_US + at, name=name) for at in range(9)]
     nodes = [kernel(GEMM, START_US + 5000 + 20 * at, 10.5, correlation=50 + at) for at in range(9)]
     for events, counts in (
@@ -98,7 +100,7 @@ def test_launches_of_graphs_count_where_their_events_are_lost(tmp_path: Path, na
         assert (quality.launches, quality.without_kernel) == counts
 
 
-def test_a_trace_of_graphs_without_their_events_shows_no_activity(tmp_path: Path) -> None:
+def test_graph_trace_without_its_events_shows_no_activity(tmp_path: Path) -> None:
     copy = pair(70, START_US + 500, 3.5, name="Memcpy HtoD (Pinned -> Device)", call="cudaMemcpyAsync")
     launches = [launch(50 + at, START_US + at, name="cudaGraphLaunch") for at in range(9)]
     assert trace_of(tmp_path, [*launches, *copy]).quality.problem == "no_activity"

@@ -48,7 +48,7 @@ else:
         (b"\x1f\x8b\x08\x00not really gzip", "gzip"),
     ],
 )
-def test_an_unreadable_file_is_one_line_with_its_name_and_the_reason(tmp_path: Path, content: bytes, reason: str) -> None:
+def test_unreadable_file_is_a_one_line_error_with_name_and_reason(tmp_path: Path, content: bytes, reason: str) -> None:
     path = tmp_path / "rank-0.json"
     path.write_bytes(content)
     with pytest.raises(InputError) as caught:
@@ -58,7 +58,7 @@ def test_an_unreadable_file_is_one_line_with_its_name_and_the_reason(tmp_path: P
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_file_and_a_folder_say_so(tmp_path: Path) -> None:
+def test_missing_file_and_folder_are_reported(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="no such file"):
         read_trace(tmp_path / "nothing.json")
     with pytest.raises(InputError, match="a folder"):
@@ -80,7 +80,7 @@ PACKED: dict[str, Callable[[bytes], bytes]] = {
 
 
 @pytest.mark.parametrize("kind", PACKED)
-def test_a_trace_is_the_same_however_it_is_packed(tmp_path: Path, kind: str) -> None:
+def test_trace_is_the_same_in_every_compression(tmp_path: Path, kind: str) -> None:
     # given a trace under a name without the suffix of its compression
     path = tmp_path / "rank-3.json"
     path.write_bytes(PACKED[kind](text_of(2000)))
@@ -112,7 +112,7 @@ def test_every_complete_event_of_a_torn_trace_is_used_at_lower_coverage(tmp_path
         assert trace.events == unpacked.count(b"}}")
 
 
-def test_damage_inside_of_packed_data_never_goes_unnoticed(tmp_path: Path) -> None:
+def test_damage_inside_compressed_data_is_always_detected(tmp_path: Path) -> None:
     # given packed traces with one changed byte, anywhere
     path = tmp_path / "rank-0.json"
     whole = gzip.compress(text_of(5_000))
@@ -131,7 +131,7 @@ def test_damage_inside_of_packed_data_never_goes_unnoticed(tmp_path: Path) -> No
 @pytest.mark.parametrize(
     "pack", [gzip.compress, lambda data: zstd.compress(data, options={zstd.CompressionParameter.checksum_flag: 1})]
 )
-def test_a_wrong_checksum_is_refused_for_the_numbers_may_be_wrong(tmp_path: Path, pack: Any) -> None:
+def test_wrong_checksum_is_refused(tmp_path: Path, pack: Any) -> None:
     path = tmp_path / "rank-0.json"
     data = bytearray(pack(text_of(20_000)))
     data[-6 if pack is gzip.compress else -2] ^= 1
@@ -140,7 +140,7 @@ def test_a_wrong_checksum_is_refused_for_the_numbers_may_be_wrong(tmp_path: Path
         read_trace(path)
 
 
-def test_a_device_trace_torn_before_its_device_events_is_no_cpu_trace(tmp_path: Path) -> None:
+def test_device_trace_torn_before_its_device_events_is_no_cpu_trace(tmp_path: Path) -> None:
     # given a file whose operators and launches are there and whose kernels are not
     events = [operator("aten::mm", 10, 5), launch(1, 10), kernel("gemm", 30, 5, correlation=1)]
     torn = json.dumps({"traceEvents": events}).encode()[:-40]
@@ -150,7 +150,7 @@ def test_a_device_trace_torn_before_its_device_events_is_no_cpu_trace(tmp_path: 
         analyze([path])
 
 
-def test_a_bomb_is_refused_before_it_fills_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decompression_bomb_is_refused_before_it_fills_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(trace_text, "MAX_BYTES", 10_000_000)
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(gzip.compress(b" " * 20_000_000))
@@ -159,7 +159,7 @@ def test_a_bomb_is_refused_before_it_fills_memory(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.parametrize("pack", [gzip.compress, zstd.compress])
-def test_a_bomb_is_refused_by_how_far_it_unfolds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Any) -> None:
+def test_decompression_bomb_is_refused_by_its_expansion(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, pack: Any) -> None:
     monkeypatch.setattr(trace_text, "BOMB_BYTES", 4_000_000)
     path = tmp_path / "rank-0.json.gz"
     path.write_bytes(pack(b'{"traceEvents": [' + b'{"ph": "M"},' * 1_000_000))
@@ -169,7 +169,7 @@ def test_a_bomb_is_refused_by_how_far_it_unfolds(tmp_path: Path, monkeypatch: py
 
 
 @pytest.mark.slow
-def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
+def test_memory_use_does_not_grow_with_the_text(tmp_path: Path) -> None:
     # given a text of 60 MB, little of which is used
     path = tmp_path / "rank-0.json.gz"
     filler = json.dumps({"ph": "i", "name": "x" * 1000}).encode() + b","
@@ -191,7 +191,7 @@ def test_memory_does_not_grow_with_the_text(tmp_path: Path) -> None:
     assert int(completed.stdout) < 24 * 1024
 
 
-def test_a_missing_decompressor_is_named_with_what_to_type(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_missing_decompressor_error_names_the_install_command(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "backports.zstd", None)
     monkeypatch.setitem(sys.modules, "compression.zstd", None)
     path = tmp_path / "rank-0.json.zst"

@@ -69,7 +69,7 @@ def names(known: dict[str, float], reason: str | None = None, subject: AdviceSub
 
 
 @given(known=some_figures)
-def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str, Figure]) -> None:
+def test_advice_has_complete_evidence_and_a_gain_within_the_step(known: dict[str, Figure]) -> None:
     recommendations = recommend(known, AdviceSubject(ranks=[1]), step_us=1000.0)
     have = derived(known)
     gains = [-1.0 if item.gain_share_at_most is None else item.gain_share_at_most for item in recommendations]
@@ -83,7 +83,7 @@ def test_advice_has_all_its_evidence_and_is_bounded_by_the_step(known: dict[str,
 
 
 @given(known=some_figures, less=st.data())
-def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figure], less: st.DataObject) -> None:
+def test_unknown_figures_lead_to_no_further_advice(known: dict[str, Figure], less: st.DataObject) -> None:
     before = {recommendation.name for recommendation in recommend(known, SUBJECT, step_us=1.0)}
     gone = less.draw(st.sampled_from(sorted(known))) if known else None
     after = {
@@ -93,7 +93,7 @@ def test_what_is_not_known_is_never_the_reason_for_advice(known: dict[str, Figur
     assert after - before <= {"see_why_idle"}
 
 
-def test_rows_have_unique_names_and_rest_on_existing_figures() -> None:
+def test_advice_rows_have_unique_names_and_existing_figures() -> None:
     assert len({(row.name, row.reason) for row in RECOMMENDED}) == len(RECOMMENDED)
     whole = derived({name: Figure(1.0) for name in BASIC}).keys() | derived({"share.idle": Figure(1.0)}).keys()
     for row in RECOMMENDED:
@@ -104,7 +104,7 @@ def test_rows_have_unique_names_and_rest_on_existing_figures() -> None:
         assert {bound.figure for bound in (row.bound, row.cost) if bound is not None} <= figures
 
 
-def test_no_row_of_the_table_hides_another() -> None:
+def test_advice_table_has_no_unreachable_row() -> None:
     # The first row that matches is given, so a row must not come after another that matches whatever it does
     rows = [row for row in TABLE if row.kind is not None]
     for index, row in enumerate(rows):
@@ -113,7 +113,7 @@ def test_no_row_of_the_table_hides_another() -> None:
         assert not any(item.cause in (None, row.cause) and item.reason in (None, row.reason) for item in wider), row
 
 
-def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synthetic) -> None:
+def test_next_actions_and_recommendations_use_the_same_sentences(synthetic: Synthetic) -> None:
     plan = plan_for(2, us=60_000)
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=plan).write()])
     (advice,) = [advice_item for advice_item in analysis.advice if advice_item.name == "stalls"]
@@ -129,7 +129,7 @@ def test_next_actions_and_recommendations_are_the_same_sentences(synthetic: Synt
 
 @pytest.mark.parametrize("cause", ["compute", "unknown", "communication", "host", "input"])
 @pytest.mark.parametrize("reason", [None, "thermal_throttle", "power_brake", "link", "device_unseen"])
-def test_a_host_at_fault_gets_advice_for_the_host(cause: Cause, reason: str | None) -> None:
+def test_host_at_fault_gets_advice_for_the_host(cause: Cause, reason: str | None) -> None:
     output = next_actions("straggler", WHOLE_HOST, cause=cause, reason=reason)
     assert any("n1" in action for action in output)
     assert not any(re.search(r"\brank [4-7]\b", action) for action in output)
@@ -140,7 +140,7 @@ def test_a_host_at_fault_gets_advice_for_the_host(cause: Cause, reason: str | No
         assert finding.name in ("compare_hosts", "mend_host")
 
 
-def test_uneven_work_is_balanced_by_tokens_and_by_experts() -> None:
+def test_uneven_work_leads_to_advice_on_tokens_and_experts() -> None:
     (ones,) = [recommendation for recommendation in advise({"straggler.imbalance": 0.2}) if recommendation.name == "balance_work"]
     assert all(word in ones.action for word in ("tokens", "pack", "experts"))
 
@@ -153,7 +153,7 @@ def test_slow_transfers_of_a_rank_lead_to_its_links() -> None:
 
 
 @pytest.mark.parametrize("extra", [{}, {"cpu": True}])
-def test_a_slow_rank_whose_device_is_not_profiled_is_to_be_captured(synthetic: Synthetic, extra: dict[str, Any]) -> None:
+def test_unprofiled_device_of_a_slow_rank_leads_to_a_capture(synthetic: Synthetic, extra: dict[str, Any]) -> None:
     plan = plan_for(2, phase="forward", us=60_000, **extra)
     analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
     assert analysis.verdict.rank == 2
@@ -163,13 +163,13 @@ def test_a_slow_rank_whose_device_is_not_profiled_is_to_be_captured(synthetic: S
     assert "py-spy" not in " ".join([*analysis.verdict.next, *(advice_item.action for advice_item in analysis.advice)])
 
 
-def test_host_code_between_steps_is_looked_at_on_the_host_of_a_device_too(synthetic: Synthetic) -> None:
+def test_slow_host_code_between_steps_on_a_device_leads_to_stalls(synthetic: Synthetic) -> None:
     plan = plan_for(2, phase="between_steps", us=60_000)
     analysis = analyze([synthetic(noise=0.005, plan=plan).write()])
     assert analysis.advice[0].name == "stalls"
 
 
-def test_every_row_is_given_in_some_case() -> None:
+def test_every_advice_row_is_reachable() -> None:
     full = dict.fromkeys(BASIC, 1.0) | {"collectives.messages": 8.0}
     low = dict.fromkeys(("overlap_ratio", "kernels.float32_share", "mfu", "memory.peak_share", "collectives.sharding_share"), 0.0)
     seen = names(full | {"hosts": 2}) | names(full | low) | names(full | {"overlap_ratio": 0.0})
@@ -212,7 +212,7 @@ def test_every_row_is_given_in_some_case() -> None:
         ({"memory.fragmentation": 0.3, "memory.retries": 1}, "fragmentation", None),
     ],
 )
-def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str, gain: float | None) -> None:
+def test_evidence_leads_to_advice_with_a_bound(known: dict[str, float], name: str, gain: float | None) -> None:
     (ones,) = [recommendation for recommendation in advise(known) if recommendation.name == name]
     assert ones.gain_share_at_most == (None if gain is None else pytest.approx(gain))
     assert ones.gain_us_at_most == (None if gain is None else pytest.approx(1000 * gain))
@@ -238,14 +238,14 @@ def test_evidence_leads_to_advice_and_a_bound(known: dict[str, float], name: str
         ("additional_work", "other_code", "additional_work"),
     ],
 )
-def test_the_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
+def test_reason_of_a_slowness_leads_to_one_remedy(figure: str, reason: str, name: str) -> None:
     (advice,) = advise({f"straggler.{figure}": 0.2}, reason)
     assert (advice.name, advice.gain_share_at_most) == (name, 0.2)
     assert advise({f"straggler.{figure}": 0.2}) == []
 
 
 @pytest.mark.parametrize("kind", ["shards", "activations", "tokens", "stages"])
-def test_buckets_are_mentioned_only_where_gradients_of_ddp_are_exposed(kind: str) -> None:
+def test_bucket_advice_needs_exposed_ddp_gradients(kind: str) -> None:
     small = {"collectives.median_bytes": 4096, "collectives.messages": 50, "overlap_ratio": 0.1}
     by_key = {"share.exposed_communication": 0.3, f"exposed.{kind}": 0.9, "collectives.sharding_share": 0.0}
     assert any("bucket_cap_mb" in recommendation.action for recommendation in advise(DDP | small))
@@ -256,22 +256,22 @@ def test_buckets_are_mentioned_only_where_gradients_of_ddp_are_exposed(kind: str
     )
 
 
-def test_checkpointing_activations_says_what_it_costs() -> None:
+def test_checkpointing_advice_states_its_cost() -> None:
     result = SHORT | {"kernels.recompute_share": 0.0, "share.compute": 0.6}
     (ones,) = [recommendation for recommendation in advise(result) if recommendation.name == "activation_checkpointing"]
     assert ones.cost_share_at_most == pytest.approx(0.2)
 
 
-def test_a_full_device_is_no_problem_while_no_allocation_fails() -> None:
+def test_full_device_without_failed_allocations_gets_no_advice() -> None:
     full = {"memory.peak_share": 0.97, "memory.fragmentation": 0.3, "memory.retries": 0, "share.compute": 0.6}
     assert names(full | {"kernels.recompute_share": 0.0, "collectives.all_reduce_share": 1.0}) == set()
 
 
-def test_what_is_recomputed_already_is_not_advised() -> None:
+def test_checkpointing_already_in_use_is_not_advised() -> None:
     assert "activation_checkpointing" not in names(SHORT | {"kernels.recompute_share": 0.2, "share.compute": 0.6})
 
 
-def test_advice_about_a_rank_names_it() -> None:
+def test_advice_about_a_rank_names_the_rank() -> None:
     (advice,) = advise({"straggler.compute": 0.2})
     assert "rank 3 on host n1" in advice.action
 
@@ -289,7 +289,7 @@ def test_advice_about_a_rank_names_it() -> None:
         ({"phase": "between_steps", "us": 60_000, "tags": ["eval"]}, "evaluation"),
     ],
 )
-def test_the_first_advice_for_a_straggler_is_against_its_cause(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
+def test_first_advice_for_a_straggler_addresses_its_cause(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
     run = synthetic(device_kind="cpu", noise=0.005, plan=lambda rank, _step: extra if rank == 2 else None)
     analysis = analyze([run.write()])
     first = analysis.advice[0]
@@ -308,13 +308,13 @@ def test_the_first_advice_for_a_straggler_is_against_its_cause(synthetic: Synthe
         ({"phase": "forward", "us": 60_000, "cpu": True, "gc": True}, "gc_policy"),
     ],
 )
-def test_what_slows_everybody_is_the_first_advice(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
+def test_common_slowness_of_all_ranks_is_the_first_advice(synthetic: Synthetic, extra: dict[str, Any], name: str) -> None:
     analysis = analyze([synthetic(device_kind="cpu", noise=0.005, plan=lambda _rank, _step: extra).write()])
     assert [advice_item.name for advice_item in analysis.advice] == [name]
     assert analysis.advice[0].gain_share_at_most == pytest.approx(62 / 164, abs=0.03)
 
 
-def test_a_run_in_which_nothing_is_wrong_gets_no_advice(synthetic: Synthetic) -> None:
+def test_healthy_run_gets_no_advice(synthetic: Synthetic) -> None:
     analysis = analyze([synthetic(device_kind="cpu").write()])
     assert analysis.advice == []
     assert "what to try" not in render_text(analysis)
@@ -332,18 +332,18 @@ def test_a_run_in_which_nothing_is_wrong_gets_no_advice(synthetic: Synthetic) ->
         ("device_unseen", "straggler.device_unseen"),
     ],
 )
-def test_what_explains_a_straggler_decides_on_the_remedy(reason: str | None, name: str) -> None:
+def test_explanation_of_a_straggler_selects_the_remedy(reason: str | None, name: str) -> None:
     verdict = Verdict(kind="straggler", cause="host", slowdown=1.25, summary="")
     assert {key: figure.value for key, figure in figures_of_verdict(verdict, None, reason).items()} == {name: pytest.approx(0.2)}
 
 
-def test_every_physical_reason_has_a_remedy_of_its_own() -> None:
+def test_physical_reasons_lead_to_hardware_or_memory_remedies() -> None:
     for row in PHYSICAL:
         verdict = Verdict(kind="straggler", cause="host", slowdown=1.25, summary="")
         assert figures_of_verdict(verdict, None, row.reason).keys() <= {"straggler.hardware", "straggler.memory_pressure"}
 
 
-def test_every_row_is_documented() -> None:
+def test_every_advice_row_is_documented() -> None:
     page = (Path(__file__).parents[3] / "docs" / "analysis-advice.md").read_text()
     for row in RECOMMENDED:
         signs = {">=": "≥", "<": "<"}

@@ -51,7 +51,7 @@ def said(costs: Costs) -> Verdict:
 
 
 @given(parts=some_parts)
-def test_the_verdict_is_the_largest_waterfall_part_above_its_limit(parts: dict[PartName, float]) -> None:
+def test_verdict_is_the_largest_waterfall_part_above_its_limit(parts: dict[PartName, float]) -> None:
     costs = costs_of(parts)
     result = waterfall(costs)
     shares = {name: result.share(name) or 0.0 for name in KINDS}
@@ -68,7 +68,7 @@ def test_the_verdict_is_the_largest_waterfall_part_above_its_limit(parts: dict[P
 
 
 @given(parts=some_parts)
-def test_a_balanced_step_is_called_so_with_its_largest_part_beside_compute(parts: dict[PartName, float]) -> None:
+def test_balanced_verdict_names_the_largest_part_beside_compute(parts: dict[PartName, float]) -> None:
     costs = costs_of(parts)
     verdict = said(costs)
     if verdict.kind != "balanced":
@@ -91,7 +91,7 @@ def test_a_balanced_step_is_called_so_with_its_largest_part_beside_compute(parts
 
 
 @given(inner=st.fixed_dictionaries({name: st.floats(0, 25) for name in ("between_steps", "stalled", "run_queue", "gc")}))
-def test_the_host_of_ranks_on_cpus_is_called_after_what_it_mostly_is(inner: dict[InnerName, float]) -> None:
+def test_host_limit_on_cpus_is_named_after_its_largest_part(inner: dict[InnerName, float]) -> None:
     host = sum(inner.values())
     limit = limit_of(shares_of(costs_of({"host": host}, inner)))
     if host < 100 * LIMIT_OF["host"]:
@@ -104,13 +104,13 @@ def test_the_host_of_ranks_on_cpus_is_called_after_what_it_mostly_is(inner: dict
     assert inner[row.figure.removeprefix("share.")] == max(inner.values())  # type: ignore[index]
 
 
-def test_the_host_of_a_device_is_not_named_after_incidental_records() -> None:
+def test_host_limit_on_a_device_ignores_incidental_records() -> None:
     limit = limit_of(shares_of(costs_of({"host": 50.0}, {"between_steps": 2.0, "gc": 1.0})))
     assert limit is not None
     assert limit[0].wording == "of the step the device has nothing to do: the host does not keep it busy"
 
 
-def test_that_a_device_idles_is_said_where_nobody_knows_for_what() -> None:
+def test_wording_covers_an_idle_device_of_unknown_reason() -> None:
     limit = limit_of(shares_of(costs_of({"compute": 40.0}, {"idle": 50.0})))
     assert limit is not None
     assert "or the input it waits for" in limit[0].wording
@@ -140,7 +140,7 @@ def share_said(analysis: Analysis) -> str:
     ("transfer_us", "exposed_us", "expected"),
     [(55_000, 20_000, ("communication_bound", "exposed_communication")), (20_000, 50_000, ("balanced", "host"))],
 )
-def test_a_few_profiled_steps_do_not_outvote_all_the_others(
+def test_few_profiled_steps_do_not_outvote_all_others(
     synthetic: Synthetic, add_windows: AddWindows, transfer_us: float, exposed_us: float, expected: tuple[Kind, PartName]
 ) -> None:
     # given a run that computes for about half of each step, and profiled steps with less or more communication
@@ -159,7 +159,7 @@ def test_a_few_profiled_steps_do_not_outvote_all_the_others(
         assert share.detail == "of the step, from step records"
 
 
-def test_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic: Synthetic) -> None:
+def test_gain_of_prefetching_is_bounded_by_the_stage_waiting_for_data(synthetic: Synthetic) -> None:
     # given three stages, the first of which waits for data for 60 ms of each step of 164 ms
     run = synthetic(
         ranks=3,
@@ -183,7 +183,7 @@ def test_the_stage_that_waits_for_data_bounds_what_loading_ahead_saves(synthetic
     assert [advice_item.stage for advice_item in advice.evidence] == [0]
 
 
-def test_what_is_added_to_a_busy_device_that_is_named_is_of_the_others(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_busy_named_rank_is_no_second_compute_bound_finding(synthetic: Synthetic, add_windows: AddWindows) -> None:
     # given two devices in steps of 134 ms, one of which computes for 110 ms, and the other for 70
     run = synthetic(ranks=2, noise=0.01, plan=plan_for(1, us=30_000)).write()
     for rank, compute_us in enumerate((70_000, 110_000)):

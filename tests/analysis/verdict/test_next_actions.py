@@ -21,48 +21,48 @@ WHOLE_HOST = AdviceSubject("runs/now", [4, 5, 6, 7], ON_HOSTS, whole_hosts=["n1"
 @pytest.mark.parametrize(
     ("hosts", "without"), [({}, False), ({3: "n1"}, False), ({3: "n1", 0: "n1"}, False), ({3: "n1", 0: "n0"}, True)]
 )
-def test_a_host_is_only_left_out_where_there_are_others(hosts: dict[int, str], without: bool) -> None:
+def test_host_is_excluded_only_if_other_hosts_remain(hosts: dict[int, str], without: bool) -> None:
     output = next_actions("straggler", AdviceSubject("run", [3], hosts), cause="compute")
     assert any("without n1" in action for action in output) == without
 
 
-def test_no_host_is_left_out_where_slow_ranks_are_on_several() -> None:
+def test_slow_ranks_on_several_hosts_exclude_no_host() -> None:
     hosts = {0: "n0", 3: "n1", 5: "n2"}
     output = next_actions("straggler", AdviceSubject("run", [3, 5], hosts), cause="compute")
     assert not any("without" in action for action in output)
 
 
 @pytest.mark.parametrize("cause", ["imbalance", "input", "unknown"])
-def test_where_the_host_is_not_known_to_be_at_fault_it_stays(cause: Cause) -> None:
+def test_imbalance_input_or_unknown_cause_excludes_no_host(cause: Cause) -> None:
     output = " ".join(next_actions("straggler", AdviceSubject("run", [3], {3: "n1", 0: "n0"}), cause=cause))
     assert output
     assert not re.search("without|replace|DRAIN|drain", output)
 
 
 @pytest.mark.parametrize("reason", ["power_cap", "clock"])
-def test_a_setting_is_changed_and_its_host_not_drained(reason: str) -> None:
+def test_wrong_setting_does_not_drain_its_host(reason: str) -> None:
     output = next_actions("straggler", AdviceSubject("run", [3], {3: "n1", 0: "n0"}), cause="compute", reason=reason)
     assert not any("DRAIN" in action for action in output)
 
 
 @pytest.mark.parametrize(("reason", "word"), [("thermal_throttle", "fans"), ("power_brake", "power supplies"), ("link", "PCIe")])
-def test_the_reason_of_a_slow_host_decides_on_what_is_checked(reason: str, word: str) -> None:
+def test_reason_of_a_slow_host_selects_the_check(reason: str, word: str) -> None:
     assert word in next_actions("straggler", WHOLE_HOST, cause="compute", reason=reason)[0]
 
 
-def test_without_a_reason_power_cooling_links_and_nics_are_checked() -> None:
+def test_unknown_reason_checks_power_cooling_links_and_nics() -> None:
     output = " ".join(next_actions("straggler", WHOLE_HOST, cause="unknown"))
     assert all(word in output for word in ("power", "cooling", "NICs", "PCIe", "rankscope exporter"))
 
 
 @pytest.mark.parametrize("cause", ["imbalance", "gc", "checkpoint"])
-def test_what_the_script_does_on_a_host_is_no_reason_to_drain_it(cause: Cause) -> None:
+def test_slow_script_on_a_host_does_not_drain_the_host(cause: Cause) -> None:
     output = next_actions("straggler", WHOLE_HOST, cause=cause)
     assert output
     assert "DRAIN" not in str(output)
 
 
-def test_several_hosts_are_drained_together_and_never_all_of_a_job() -> None:
+def test_several_hosts_are_drained_together_but_never_the_whole_job() -> None:
     two = AdviceSubject("run", [*range(8)], ON_HOSTS, whole_hosts=["n0", "n1"])
     output = " ".join(next_actions("straggler", two, cause="compute"))
     assert "NodeName=n0,n1 " in output
@@ -71,7 +71,7 @@ def test_several_hosts_are_drained_together_and_never_all_of_a_job() -> None:
     assert "DRAIN" not in str(next_actions("straggler", every, cause="compute"))
 
 
-def test_the_name_of_a_host_never_runs_as_a_command() -> None:
+def test_host_name_is_not_executed_as_a_command() -> None:
     evil = AdviceSubject("run", [1], {0: "n0", 1: "n1; reboot"}, whole_hosts=["n1; reboot"])
     assert not any("scontrol" in action for action in next_actions("straggler", evil, cause="compute"))
 
@@ -86,12 +86,12 @@ def test_the_name_of_a_host_never_runs_as_a_command() -> None:
         ("stages", "micro-batches"),
     ],
 )
-def test_what_is_exposed_decides_on_the_next_actions(kind: str, word: str) -> None:
+def test_exposed_transfer_selects_the_next_actions(kind: str, word: str) -> None:
     figures = {f"exposed.{kind}": Figure(0.8), "collectives.sharding_share": Figure(0.0)}
     assert word in next_actions("communication_bound", SUBJECT, reason=exposed_transfer(figures))[0]
 
 
-def test_a_verdict_on_communication_has_the_remedy_of_what_is_exposed() -> None:
+def test_communication_verdict_advises_on_the_exposed_transfer() -> None:
     shares = {"share.exposed_communication": Figure(0.5, source="windows"), "exposed.activations": Figure(0.8)}
     setting = Setting(source="windows", world_size=8, steps=(0, 9), step_count=9, unit="step", accelerated=True, run="r")
     verdict, _ = no_straggler_verdict(shares, setting, confidence=None, why="No rank is slow")
@@ -99,26 +99,26 @@ def test_a_verdict_on_communication_has_the_remedy_of_what_is_exposed() -> None:
     assert "tensor-parallel" in verdict.next[0]
 
 
-def test_without_a_kind_that_dominates_no_remedy_of_one_is_given() -> None:
+def test_transfers_without_a_dominant_kind_get_no_specific_remedy() -> None:
     figures = {"exposed.gradients": Figure(0.8), "collectives.sharding_share": Figure(0.2)}
     assert exposed_transfer(figures) is exposed_transfer({}) is exposed_transfer({"exposed.shards": Figure(0.4)}) is None
     assert not any("accumulation" in action for action in next_actions("communication_bound", SUBJECT))
 
 
-def test_a_step_that_compute_limits_is_no_fault() -> None:
+def test_compute_bound_step_is_no_fault() -> None:
     output = next_actions("compute_bound", SUBJECT)
     assert "well-tuned" in output[0]
     assert not any("torch.compile" in action for action in output)
 
 
 @pytest.mark.parametrize("host", ["n1; rm -rf /", "$(reboot)", "-x", "a b", ""])
-def test_a_host_whose_name_could_be_a_command_is_in_none(host: str) -> None:
+def test_host_name_with_shell_characters_is_in_no_command(host: str) -> None:
     actions = next_actions("straggler", AdviceSubject("r", [1], {1: host, 0: "n0"}), cause="compute", reason="xid")
     assert not any("scontrol" in action for action in actions)
 
 
 @pytest.mark.parametrize("hosts", [{1: "n1"}, {1: "n1", 0: "n1"}])
-def test_the_only_host_is_not_to_be_taken_out(hosts: dict[int, str]) -> None:
+def test_only_host_is_not_drained(hosts: dict[int, str]) -> None:
     for row in PHYSICAL:
         actions = next_actions("straggler", AdviceSubject("r", [1], hosts), cause="compute", reason=row.reason)
         assert actions

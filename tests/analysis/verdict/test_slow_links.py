@@ -84,7 +84,7 @@ def evidence(analysis: Analysis) -> dict[str, float]:
     return {row.name: row.value for finding in ones for row in finding.evidence}
 
 
-def test_a_slow_link_explains_a_step_that_communication_bounds(slowed: Slowed) -> None:
+def test_slow_link_explains_a_communication_bound_step(slowed: Slowed) -> None:
     analysis = analyze([slowed(40.0)])
     (row,) = analysis.collectives.by_op
     assert (row.op, row.group, row.count, row.matched, row.link, row.bound_by) == (
@@ -118,19 +118,19 @@ def test_a_slow_link_explains_a_step_that_communication_bounds(slowed: Slowed) -
         {"bus_gb_s": 40.0, "gpu": None},
     ],
 )
-def test_otherwise_no_link_is_accused(slowed: Slowed, options: dict[str, object]) -> None:
+def test_fast_hidden_or_unknown_transfers_accuse_no_link(slowed: Slowed, options: dict[str, object]) -> None:
     analysis = analyze([slowed(**options)])
     assert evidence(analysis) == {}
     assert analysis.verdict.explained_by is None
 
 
-def test_a_told_link_is_compared_with(slowed: Slowed) -> None:
+def test_stated_link_is_compared_with(slowed: Slowed) -> None:
     run = slowed(40.0, gpu=None)
     assert analyze([run], links=[parse_link("nvlink3")]).verdict.explained_by == "link"
     assert analyze([run], links=[parse_link("pcie5")]).verdict.explained_by is None
 
 
-def test_that_cards_are_slower_than_their_slots_is_no_fault_of_a_link(slowed: Slowed) -> None:
+def test_cards_slower_than_their_slots_are_no_slow_link(slowed: Slowed) -> None:
     analysis = analyze([slowed(8.0, gpu="NVIDIA L40S")])
     (row,) = analysis.collectives.by_op
     assert (row.link, row.expected_gb_s, row.share) == ("pcie4", None, None)
@@ -140,7 +140,7 @@ def test_that_cards_are_slower_than_their_slots_is_no_fault_of_a_link(slowed: Sl
 
 
 @pytest.mark.parametrize(("dimension", "advised"), [("dp", True), ("tp", False)])
-def test_how_gradients_are_sent_is_advised_on_only_where_they_are_sent(slowed: Slowed, dimension: str, *, advised: bool) -> None:
+def test_gradient_advice_needs_exposed_gradients(slowed: Slowed, dimension: str, *, advised: bool) -> None:
     names = {advice_item.name for advice_item in analyze([slowed(40.0, dimension=dimension, signals=False)]).advice}
     assert ({"overlap", "gradient_accumulation"} <= names) is advised
     assert advised or not names & {"overlap", "gradient_accumulation", "shard", "keep_parameters", "prefetch_shards"}

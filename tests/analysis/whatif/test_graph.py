@@ -34,7 +34,7 @@ def played(graph: Graph, durations: np.ndarray) -> np.ndarray:
 
 
 @given(programs())
-def test_a_step_takes_its_longest_path_on_the_slowest_replica(program: tuple[int, list[tuple[int, int]], np.ndarray]) -> None:
+def test_step_takes_its_longest_path_on_the_slowest_replica(program: tuple[int, list[tuple[int, int]], np.ndarray]) -> None:
     count, edges, durations = program
     times = played(build_graph(count, edges, [], []), durations)
     by_hand = [
@@ -45,7 +45,7 @@ def test_a_step_takes_its_longest_path_on_the_slowest_replica(program: tuple[int
 
 
 @given(programs(), st.integers(1, 9), st.data())
-def test_longer_operations_never_shorten_a_step_and_scaling_scales_it(
+def test_longer_operations_never_shorten_a_step_and_scaling_is_linear(
     program: tuple[int, list[tuple[int, int]], np.ndarray], factor: int, data: st.DataObject
 ) -> None:
     # given a graph in which some nodes begin together, in all replicas
@@ -65,7 +65,7 @@ def test_longer_operations_never_shorten_a_step_and_scaling_scales_it(
     assert (times >= played(build_graph(count, among, [], []), durations)).all()
 
 
-def test_those_that_begin_together_wait_for_the_last() -> None:
+def test_joined_operations_wait_for_the_last() -> None:
     # given nodes 0 and 1, each before one of the members 2 and 3 of a collective
     graph = build_graph(4, [(0, 2), (1, 3)], [[2, 3]], [False])
     durations = np.array([1.0, 5.0, 2.0, 2.0]).reshape(4, 1, 1)
@@ -73,14 +73,14 @@ def test_those_that_begin_together_wait_for_the_last() -> None:
 
 
 @pytest.mark.parametrize(("across", "finish"), [(False, 7.0), (True, 9.0)])
-def test_a_collective_of_the_replicas_waits_for_the_last_replica(across: bool, finish: float) -> None:
+def test_collective_across_replicas_waits_for_the_last_replica(across: bool, finish: float) -> None:
     # given replica 1 late before the collective, and replica 0 slow after it
     graph = build_graph(3, [(0, 1), (1, 2)], [[1]], [across])
     durations = np.array([[1.0, 5.0], [1.0, 1.0], [3.0, 1.0]]).reshape(3, 2, 1)
     assert played(graph, durations).tolist() == [finish]
 
 
-def test_a_circle_is_named() -> None:
+def test_dependency_cycle_is_named() -> None:
     # given 1 -> 2 -> 3 -> 1, entered from 0 and left to 4
     with pytest.raises(CycleError) as caught:
         build_graph(5, [(0, 1), (1, 2), (2, 3), (3, 1), (3, 4)], [], [])
@@ -90,12 +90,12 @@ def test_a_circle_is_named() -> None:
     assert caught.value.nodes[start:] + caught.value.nodes[:start] == [1, 2, 3]
 
 
-def test_members_that_wait_for_each_other_are_a_circle() -> None:
+def test_members_that_wait_for_each_other_are_a_cycle() -> None:
     with pytest.raises(CycleError):
         build_graph(2, [(0, 1)], [[0, 1]], [False])
 
 
-def test_ends_are_kept_for_as_long_as_something_waits_for_them() -> None:
+def test_end_times_are_kept_until_their_last_use() -> None:
     # given 0, for whose end 1 and 3 wait, and a collective of 1 and 2
     graph = build_graph(4, [(0, 1), (1, 3), (0, 3)], [[1, 2]], [False])
     # then each end is released once, with the last event that needs it

@@ -59,7 +59,7 @@ def four_digits(value: float) -> Any:
     return near(value, rel=2e-6, abs=5e-6)
 
 
-def test_slowdowns_are_those_the_authors_published(golden: tuple[WhatIf, dict[str, Any], dict[str, float]]) -> None:
+def test_slowdowns_equal_the_published_ones(golden: tuple[WhatIf, dict[str, Any], dict[str, float]]) -> None:
     ours, theirs, _ = golden
     assert ours.slowdown == four_digits(theirs["blocking_slowdown"])
     assert ours.discrepancy == four_digits(theirs["launch_slowdown"])
@@ -68,7 +68,7 @@ def test_slowdowns_are_those_the_authors_published(golden: tuple[WhatIf, dict[st
     assert {row.op: row.slowdown for row in ours.by_op} == four_digits(theirs["blocking_decompose_by_optype"])
 
 
-def test_so_are_those_of_each_step(golden: tuple[WhatIf, dict[str, Any], dict[str, float]]) -> None:
+def test_slowdowns_of_each_step_equal_the_published_ones(golden: tuple[WhatIf, dict[str, Any], dict[str, float]]) -> None:
     ours, theirs, _ = golden
     assert ours.steps is not None
     for field, own in (("step_t_base", "measured"), ("step_t_nodelay", "step"), ("step_t_noblk", "ideal")):
@@ -85,7 +85,7 @@ def test_so_are_those_of_each_step(golden: tuple[WhatIf, dict[str, Any], dict[st
             assert {name: values[at] for name, values in rows.items() if values} == four_digits(expected)
 
 
-def test_so_are_m_worker_and_m_stage(golden: tuple[WhatIf, dict[str, Any], dict[str, float]]) -> None:
+def test_m_worker_and_m_stage_equal_the_published_ones(golden: tuple[WhatIf, dict[str, Any], dict[str, float]]) -> None:
     ours, _, theirs = golden
     assert (ours.m_worker, ours.m_stage) == (four_digits(theirs["mw.Mw"]), four_digits(theirs["ms.Ms"]))
     assert (ours.step_seconds, ours.ideal_step_seconds) == (four_digits(theirs["mw.tori"]), four_digits(theirs["mw.tideal"]))
@@ -97,7 +97,7 @@ def test_so_are_m_worker_and_m_stage(golden: tuple[WhatIf, dict[str, Any], dict[
     assert last.slowdown == four_digits(theirs["ms.tadd"] / theirs["ms.tideal"])
 
 
-def test_hours_are_those_of_all_gpus_of_the_job(shared_data: Path) -> None:
+def test_hours_include_all_gpus_of_the_job(shared_data: Path) -> None:
     answer = whatif([shared_data / "whatif" / "trace-AR.parquet"], price_per_gpu_hour=2.0, currency="EUR")
     assert answer.saved_seconds is not None
     assert answer.source.world_size == 64
@@ -107,21 +107,21 @@ def test_hours_are_those_of_all_gpus_of_the_job(shared_data: Path) -> None:
     assert (answer.by_rank[0].rank, answer.slowest_ranks) == (0, [0])
 
 
-def test_ranks_that_are_alike_lose_exactly_nothing() -> None:
+def test_equal_ranks_lose_exactly_nothing() -> None:
     outcome = played(job(alike, stages=3, replicas=2, micro_batches=4))
     assert outcome.actual.tolist() == outcome.ideal.tolist() == outcome.measured.tolist()
     for part in (*outcome.ranks, *outcome.stages, *outcome.ops, *outcome.replicas):
         assert part.only.tolist() == part.without.tolist() == outcome.ideal.tolist()
 
 
-def test_one_rank_alone_has_nobody_to_wait_for(tmp_path: Path) -> None:
+def test_single_rank_has_no_peer_to_wait_for(tmp_path: Path) -> None:
     answer = whatif([write(tmp_path, job(alike, stages=1, replicas=1))])
     assert (answer.status, answer.slowdown, answer.m_worker, answer.m_stage) == ("ok", 1.0, None, None)
     assert (answer.by_stage, answer.by_dp_rank) == ([], [])
 
 
 @pytest.mark.parametrize(("stage", "replica"), [(0, 0), (0, 1), (1, 0), (1, 1)])
-def test_the_slow_rank_explains_the_loss(tmp_path: Path, stage: int, replica: int) -> None:
+def test_slow_rank_explains_the_loss(tmp_path: Path, stage: int, replica: int) -> None:
     answer = whatif([write(tmp_path, job(slow(stage, replica)))])
     rank = replica * 2 + stage
     assert (answer.by_rank[0].rank, answer.slowest_ranks) == (rank, [rank])
@@ -178,14 +178,14 @@ def test_permuting_replicas_permutes_results(table: dict[tuple[str, int, int], i
 
 
 @given(durations)
-def test_the_graph_plays_the_measured_time(table: dict[tuple[str, int, int], int]) -> None:
+def test_replay_reproduces_the_measured_time(table: dict[tuple[str, int, int], int]) -> None:
     outcome = played(job(drawn(table), replicas=3))
     assert outcome.actual == near(outcome.measured)
 
 
 @given(st.randoms())
 @settings(max_examples=10)
-def test_the_order_of_the_rows_does_not_matter(random: Any) -> None:
+def test_row_order_does_not_matter(random: Any) -> None:
     columns = job(slow(1, 0))
     order = list(range(len(columns["step"])))
     random.shuffle(order)
@@ -194,7 +194,7 @@ def test_the_order_of_the_rows_does_not_matter(random: Any) -> None:
 
 
 @pytest.mark.parametrize("limit", ["_CELLS_AT_ONCE", "_MASKED_AT_ONCE"])
-def test_how_many_scenarios_are_played_at_once_does_not_matter(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
+def test_number_of_scenarios_replayed_at_once_does_not_matter(monkeypatch: pytest.MonkeyPatch, limit: str) -> None:
     # given a job whose ranks all differ
     columns = job(
         lambda op, s, r, step: alike(op, s, r, step) * (1 + s + 3 * r + 7 * step), stages=3, replicas=2, micro_batches=4
@@ -209,7 +209,7 @@ def test_how_many_scenarios_are_played_at_once_does_not_matter(monkeypatch: pyte
         assert by_turns.without_slowest.tolist() == at_once.without_slowest.tolist()
 
 
-def test_a_step_that_lacks_an_operation_is_left_out(tmp_path: Path) -> None:
+def test_step_without_an_operation_is_left_out(tmp_path: Path) -> None:
     columns = job(slow(1, 0), steps=3)
     gone = next(row for row in range(len(columns["step"])) if (columns["step"][row], columns["dp_rank"][row]) == (1, 1))
     answer = whatif([write(tmp_path, {name: values[:gone] + values[gone + 1 :] for name, values in columns.items()})])
@@ -219,7 +219,7 @@ def test_a_step_that_lacks_an_operation_is_left_out(tmp_path: Path) -> None:
     assert (answer.slowdown, answer.m_worker) == (of_whole_steps.slowdown, of_whole_steps.m_worker)
 
 
-def test_without_metadata_hours_are_of_the_ranks_in_the_trace(tmp_path: Path) -> None:
+def test_hours_without_metadata_cover_the_ranks_in_the_trace(tmp_path: Path) -> None:
     path = write(tmp_path, job(slow(1, 0)))
     alone = whatif([path])
     assert alone.source.world_size is None
@@ -230,7 +230,7 @@ def test_without_metadata_hours_are_of_the_ranks_in_the_trace(tmp_path: Path) ->
     assert answer.gpu_hours_lost == near((alone.gpu_hours_lost or 0) * 32 / 4)
 
 
-def test_the_answer_has_the_fields_of_its_schema(tmp_path: Path) -> None:
+def test_answer_round_trips_through_its_schema(tmp_path: Path) -> None:
     answer = whatif([write(tmp_path, job(slow(1, 0)))])
     decoded = msgspec.json.decode(msgspec.json.encode(answer), type=WhatIf)
     assert decoded == answer

@@ -52,7 +52,7 @@ WRONG: dict[str, tuple[Columns, str]] = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_file_is_refused_with_the_place_and_what_is_wrong(tmp_path: Path, name: str) -> None:
+def test_invalid_file_is_refused_with_place_and_reason(tmp_path: Path, name: str) -> None:
     columns, text = WRONG[name]
     path = write(tmp_path, columns)
     with pytest.raises(InputError, match=re.escape(text)) as caught:
@@ -66,13 +66,13 @@ def keep(columns: Columns, chosen: Callable[[dict[str, Any]], bool]) -> Columns:
     return {name: [row[name] for row in rows if chosen(row)] for name in columns}
 
 
-def test_a_pipeline_without_its_transfers_is_refused(tmp_path: Path) -> None:
+def test_pipeline_without_its_transfers_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, keep(GOOD, lambda row: row["optype"] != "forward-recv" or row["seq_id"] != 1))
     with pytest.raises(InputError, match="stage 0 has 3 forward-send, but stage 1 2 forward-recv"):
         whatif([path])
 
 
-def test_an_order_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
+def test_contradictory_order_is_refused(tmp_path: Path) -> None:
     # given a first stage whose first backward starts before its first forward, on whose result it depends
     columns = {name: list(values) for name, values in GOOD.items()}
     for row, (op, stage, seq) in enumerate(zip(columns["optype"], columns["stage"], columns["seq_id"], strict=True)):
@@ -82,7 +82,7 @@ def test_an_order_that_contradicts_itself_is_refused(tmp_path: Path) -> None:
         whatif([write(tmp_path, columns)])
 
 
-def test_no_step_in_common_is_refused(tmp_path: Path) -> None:
+def test_replicas_without_a_common_step_are_refused(tmp_path: Path) -> None:
     # given replica 1 without an optimizer in the only step
     columns = keep(job(alike, steps=1), lambda row: (row["dp_rank"], row["optype"]) != (1, "optimizer"))
     columns = keep(columns, lambda row: (row["dp_rank"], row["optype"]) != (0, "optimizer-clip-main-grad") or row["stage"])
@@ -91,14 +91,14 @@ def test_no_step_in_common_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", b"PAR1", b"hello, this is no parquet", b"PAR1" + b"\xff" * 40 + b"PAR1"])
-def test_what_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
+def test_file_that_is_no_parquet_is_refused(tmp_path: Path, data: bytes) -> None:
     path = tmp_path / "trace-x.parquet"
     path.write_bytes(data)
     with pytest.raises(InputError, match=re.escape(str(path))):
         whatif([path])
 
 
-def test_a_truncated_file_is_refused(tmp_path: Path) -> None:
+def test_truncated_file_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     content = path.read_bytes()
     for size in range(0, len(content), max(1, len(content) // 40)):
@@ -131,7 +131,7 @@ def test_too_many_operations_are_refused(
         ("\xff", None),
     ],
 )
-def test_metadata_that_make_no_sense_are_refused(tmp_path: Path, text: str, message: str | None) -> None:
+def test_invalid_metadata_are_refused(tmp_path: Path, text: str, message: str | None) -> None:
     path = write(tmp_path, GOOD)
     (tmp_path / "meta-x.yaml").write_bytes(text.encode("latin-1"))
     with pytest.raises(InputError, match=message or "UTF-8") as caught:
@@ -139,7 +139,7 @@ def test_metadata_that_make_no_sense_are_refused(tmp_path: Path, text: str, mess
     assert "meta-x.yaml" in str(caught.value)
 
 
-def test_two_files_at_once_are_refused(tmp_path: Path) -> None:
+def test_second_file_of_operations_is_refused(tmp_path: Path) -> None:
     write(tmp_path, GOOD, "trace-a.parquet")
     write(tmp_path, GOOD, "trace-b.parquet")
     with pytest.raises(InputError, match=re.escape("trace-b.parquet: a second file of operations beside")):
@@ -155,7 +155,7 @@ def test_metadata_of_another_job_are_refused(tmp_path: Path) -> None:
         whatif([path])
 
 
-def test_nothing_else_goes_with_a_file_of_operations(tmp_path: Path) -> None:
+def test_other_input_beside_a_file_of_operations_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path, GOOD)
     with pytest.raises(InputError, match="cannot be looked at together with"):
         whatif([path, tmp_path / "rank-0.json"])

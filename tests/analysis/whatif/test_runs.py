@@ -36,7 +36,7 @@ def answer_of(run: Any, **options: Any) -> WhatIf:
 
 
 @pytest.mark.parametrize("phase", ["data", "forward", "backward", "optimizer", "between_steps"])
-def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> None:
+def test_planted_straggler_costs_its_delay(synthetic: Synthetic, phase: str) -> None:
     answer = answer_of(synthetic(plan=always(2, phase=phase, us=60_000), noise=0.0), price_per_gpu_hour=3.0)
     # then a step of 104 ms (4 of them transfer) takes 164
     assert (answer.status, answer.source.kind, answer.source.evidence) == ("ok", "run", "steps")
@@ -66,7 +66,7 @@ def test_what_a_planted_straggler_costs(synthetic: Synthetic, phase: str) -> Non
         ({"phase": "forward"}, "host"),
     ],
 )
-def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthetic, extra: dict[str, Any], cause: str) -> None:
+def test_cause_equals_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthetic, extra: dict[str, Any], cause: str) -> None:
     path = synthetic(plan=always(1, us=60_000, **extra), noise=0.0).write()
     answer = whatif([path])
     assert (answer.by_cause[0].cause, answer.by_cause[0].lost_share) == (cause, near(1.0))
@@ -79,7 +79,7 @@ def test_a_cause_is_that_of_the_verdict_and_has_the_whole_loss(synthetic: Synthe
 
 @pytest.mark.parametrize("at_model", [False, True])
 @pytest.mark.parametrize(("elements", "cause"), [(1.0, "compute"), (1.5, "imbalance")])
-def test_a_busy_processor_is_compute_or_imbalance_by_its_work(
+def test_busy_processor_is_compute_or_imbalance_by_its_work(
     synthetic: Synthetic, elements: float, cause: str, *, at_model: bool
 ) -> None:
     def fields_of(rank: int, _: int) -> dict[str, Any]:
@@ -108,14 +108,14 @@ def test_parts_of_several_causes_add_up_to_the_loss(synthetic: Synthetic) -> Non
     assert [row.cause for row in answer.by_cause[:2]] == ["host", "evaluation"]
 
 
-def test_a_loss_without_a_signal_is_unknown(synthetic: Synthetic) -> None:
+def test_loss_without_a_signal_has_an_unknown_cause(synthetic: Synthetic) -> None:
     # given no CPU time, run-queue delay or profiled step, as on a system without them
     unknown = {"cpu_us": None, "run_queue_us": None, "gc_us": None, "input_elements": None, "samples": None}
     answer = answer_of(synthetic(plan=always(1, us=60_000), noise=0.0, fields=lambda _rank, _step: unknown))
     assert {row.cause: row.lost_share for row in answer.by_cause} == {"unknown": near(1.0), "input": near(0.0)}
 
 
-def test_a_device_that_is_busier_in_profiled_steps_is_compute(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_device_busier_in_profiled_steps_is_compute(synthetic: Synthetic, add_windows: AddWindows) -> None:
     # given a rank that loses 60 ms while its thread sleeps, of which its device computes 40 ms
     path = synthetic(plan=always(2, us=60_000), noise=0.0).write()
     for rank in range(4):
@@ -126,7 +126,7 @@ def test_a_device_that_is_busier_in_profiled_steps_is_compute(synthetic: Synthet
     assert (lost["compute"], lost["host"]) == (near(0.04), near(0.02))
 
 
-def test_one_of_two_equal_stragglers_gains_nothing_alone(synthetic: Synthetic) -> None:
+def test_one_of_two_equal_stragglers_saves_nothing_alone(synthetic: Synthetic) -> None:
     plan: Plan = lambda rank, _step: {"us": 60_000} if rank in (1, 3) else None  # noqa: E731  # named for what it is
     answer = answer_of(synthetic(ranks=6, plan=plan, noise=0.0))
     assert answer.slowdown == near(164 / 104)
@@ -136,7 +136,7 @@ def test_one_of_two_equal_stragglers_gains_nothing_alone(synthetic: Synthetic) -
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_jitter_is_nobodys(synthetic: Synthetic, seed: int) -> None:
+def test_jitter_is_explained_by_no_rank(synthetic: Synthetic, seed: int) -> None:
     answer = answer_of(synthetic(noise=0.1, seed=seed))
     assert answer.slowdown is not None
     assert 1.0 < answer.slowdown < 1.15
@@ -179,27 +179,27 @@ def test_the_recorded_price_is_used_unless_another_is_given(synthetic: Synthetic
         ({"coordinates": {rank: {"pp": rank // 2} for rank in range(4)}}, "stages of a pipeline wait for each other"),
     ],
 )
-def test_too_little_is_an_answer(synthetic: Synthetic, options: dict[str, Any], message: str) -> None:
+def test_too_little_data_is_an_answer(synthetic: Synthetic, options: dict[str, Any], message: str) -> None:
     answer = answer_of(synthetic(plan=always(0, us=60_000), **options), price_per_gpu_hour=1.0)
     assert (answer.status, answer.source.evidence) == ("insufficient_data", None)
     assert message in answer.summary
     assert (answer.slowdown, answer.m_worker, answer.gpu_hours_lost, answer.cost, answer.by_rank) == (None, None, None, None, [])
 
 
-def test_ranks_that_never_wait_meet_nowhere(synthetic: Synthetic) -> None:
+def test_ranks_that_never_wait_are_insufficient_data(synthetic: Synthetic) -> None:
     # given ranks that are alike, and a communication that takes no time
     answer = answer_of(synthetic(noise=0.0, transfer_us=0))
     assert answer.status == "insufficient_data"
     assert "it is not known where they meet" in answer.summary
 
 
-def test_a_rank_without_records_is_said_to_be_missing(synthetic: Synthetic) -> None:
+def test_rank_without_records_is_reported_as_missing(synthetic: Synthetic) -> None:
     answer = answer_of(synthetic(plan=always(2, us=60_000), lost_after={1: 0}))
     assert (answer.source.ranks, answer.slowest_ranks) == (3, [2])
     assert any("1 of 4 ranks are not in it" in warning for warning in answer.source.warnings)
 
 
-def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) -> None:
+def test_times_of_missing_steps_are_estimated(synthetic: Synthetic) -> None:
     answer = answer_of(synthetic(plan=always(2, us=60_000), lost_after={2: 30}, noise=0.0))
     # then of 40 steps 5 are warm-up, and rank 2 is as slow in the last 10 as in those that it recorded
     assert (answer.source.steps, answer.source.steps_left_out) == (35, 5)
@@ -207,7 +207,7 @@ def test_times_of_steps_that_a_rank_lacks_are_estimated(synthetic: Synthetic) ->
     assert answer.source.estimated_share == near(10 / (4 * 35))
 
 
-def test_the_ranks_are_reported_as_they_are_read(synthetic: Synthetic) -> None:
+def test_progress_is_reported_for_each_rank(synthetic: Synthetic) -> None:
     reports: list[tuple[int, int]] = []
     run = NamedRun(synthetic(plan=always(2, us=60_000)).write(), None)
     _, graph = whatif_with_graph(run, CostTerms(accelerated=True, world_size=1), lambda *number: reports.append(number))
@@ -216,7 +216,7 @@ def test_the_ranks_are_reported_as_they_are_read(synthetic: Synthetic) -> None:
     assert graph.ranks == [0, 1, 2, 3]
 
 
-def test_waiting_is_that_of_the_device_where_it_is_known(synthetic: Synthetic) -> None:
+def test_waiting_of_the_device_is_used_if_recorded(synthetic: Synthetic) -> None:
     # given a host that waits longer for its device than the device does for other ranks
     def on_device(rank: int, _step: int) -> dict[str, Any]:
         late = 60_000.0 if rank == 2 else 0.0
@@ -231,7 +231,7 @@ def test_waiting_is_that_of_the_device_where_it_is_known(synthetic: Synthetic) -
     assert (answer.by_rank[0].rank, answer.by_op[0].op) == (2, "forward")
 
 
-def test_steps_that_took_no_time_are_too_little(synthetic: Synthetic) -> None:
+def test_steps_of_zero_duration_are_insufficient_data(synthetic: Synthetic) -> None:
     answer = answer_of(synthetic(fields=lambda _rank, _step: {"wall_us": 0.0}))
     assert answer.status == "insufficient_data"
     assert "no time" in answer.summary
@@ -243,7 +243,7 @@ def test_damaged_records_are_counted(synthetic: Synthetic) -> None:
     assert any(warning.startswith("1 damaged line skipped") for warning in whatif([path]).source.warnings)
 
 
-def test_a_run_beside_something_else_is_refused(synthetic: Synthetic, tmp_path: Path) -> None:
+def test_other_input_beside_a_run_is_refused(synthetic: Synthetic, tmp_path: Path) -> None:
     path = synthetic().write()
     with pytest.raises(InputError, match="cannot be looked at together with"):
         whatif([path, tmp_path])
@@ -291,7 +291,7 @@ def profiled(steps: range, late_us: int) -> tuple[list[StepBreakdown], list[Coll
     return breakdowns, collectives
 
 
-def test_windows_answer_where_step_records_cannot(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_windows_are_used_if_step_records_are_insufficient(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(signals=False).write()
     for rank in range(4):
         add_windows(path, rank, *profiled(range(20, 26), 60_000 if rank == 2 else 0))
@@ -306,7 +306,7 @@ def test_windows_answer_where_step_records_cannot(synthetic: Synthetic, add_wind
     assert [row.step for row in answer.steps] == list(range(20, 26))
 
 
-def test_two_profiled_steps_do_not_speak_for_a_run(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_two_profiled_steps_are_insufficient_for_a_run(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(signals=False).write()
     for rank in range(4):
         add_windows(path, rank, *profiled(range(20, 22), 60_000 if rank == 2 else 0))
@@ -315,7 +315,7 @@ def test_two_profiled_steps_do_not_speak_for_a_run(synthetic: Synthetic, add_win
     assert "do not separate own time from waiting. Profiled steps do not help: 2 profiled steps" in answer.summary
 
 
-def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic: Synthetic, add_windows: AddWindows) -> None:
+def test_pipeline_with_transfers_outside_the_graph_is_insufficient_data(synthetic: Synthetic, add_windows: AddWindows) -> None:
     path = synthetic(signals=False).write()
     for rank in range(4):
         breakdowns, collectives = profiled(range(20, 26), 0)
@@ -326,7 +326,7 @@ def test_a_pipeline_whose_transfers_are_not_in_the_graph_is_too_little(synthetic
     assert "12 point-to-point transfers" in answer.summary
 
 
-def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> None:
+def test_replay_of_eight_traces_reproduces_the_measured_time(shared_data: Path) -> None:
     answer = whatif([shared_data / "traces" / "dlrm_8ranks_v100"])
     assert (answer.status, answer.source.evidence, answer.source.ranks) == ("ok", "traces", 8)
     assert answer.discrepancy == near(1.0, abs=0.01)
@@ -336,7 +336,7 @@ def test_traces_of_eight_ranks_are_played_as_they_were(shared_data: Path) -> Non
     assert answer.by_rank[0].saved_seconds == near(819e-6, abs=5e-6)
 
 
-def test_a_torn_trace_is_left_out_or_an_error_where_it_is_named(example_traces: Path) -> None:
+def test_torn_trace_is_left_out_but_an_error_if_given_by_name(example_traces: Path) -> None:
     # given traces of four ranks, of which one is cut off
     traces = example_traces / "damaged" / "torn-rank"
     # then the other three are replayed as far as possible, and the warning gives the reason
@@ -347,17 +347,17 @@ def test_a_torn_trace_is_left_out_or_an_error_where_it_is_named(example_traces: 
         whatif(sorted(traces.iterdir()))
 
 
-def test_the_trace_of_one_rank_tells_nothing_of_waiting(example_traces: Path) -> None:
+def test_trace_of_one_rank_is_insufficient_data(example_traces: Path) -> None:
     answer = whatif([example_traces / "jobs" / "ddp" / "rank-0.json.gz"])
     assert answer.status == "insufficient_data"
 
 
 @pytest.mark.parametrize(("ranks", "count"), [(1, 1), (33, 1), (34, 2), (64, 2), (1024, 31)])
-def test_the_slowest_are_three_percent(ranks: int, count: int) -> None:
+def test_slowest_ranks_are_three_percent(ranks: int, count: int) -> None:
     assert slowest_count(ranks) == count
 
 
-def test_a_slow_host_is_one_row_and_the_sentence_names_it(synthetic: Synthetic) -> None:
+def test_slow_host_is_one_row_and_in_the_summary(synthetic: Synthetic) -> None:
     # two ranks per host; both of host n1 are slow, so healing one of them saves nothing
     run = synthetic(ranks=8, steps=60, plan=lambda rank, _step: {"us": 60_000.0} if rank in (2, 3) else None).write()
     answer = whatif([run])

@@ -39,7 +39,7 @@ def agrees(table: StepTable, rows: list[int]) -> StepScenarios:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(8))
-def test_all_scenarios_are_those_of_the_plain_chain(seed: int) -> None:
+def test_scenarios_equal_those_of_the_plain_chain(seed: int) -> None:
     # Given several blocks of steps, some meetings within them, and steps that are missing at the edge of a block and elsewhere
     random = np.random.default_rng(seed)
     missing = {256: 256, 257 + seed: 600, 700: 701} if seed % 2 else {}
@@ -91,7 +91,7 @@ def tables(draw: st.DrawFn) -> StepTable:
 
 
 @given(tables())
-def test_less_slowness_is_never_slower_and_none_is_ideal(table: StepTable) -> None:
+def test_less_slowness_never_slows_the_step_and_none_is_ideal(table: StepTable) -> None:
     result = agrees(table, list(range(len(table.ranks))))
     assert (result.actual >= result.ideal).all()
     for part in (*result.phases, *result.causes):
@@ -101,21 +101,21 @@ def test_less_slowness_is_never_slower_and_none_is_ideal(table: StepTable) -> No
 
 
 @given(tables())
-def test_the_graph_has_as_much_own_time_as_the_records(table: StepTable) -> None:
+def test_graph_contains_all_own_time_of_the_records(table: StepTable) -> None:
     graph = graph_of(table)
     own = sum(table.matrix(name).sum() for name in table.values.recorded if name.startswith("own_") and name != "own_us")
     assert sum(graph.of_blocks(lambda block: block.own.sum())) == own
 
 
 @pytest.mark.parametrize("absurd", [-5.0, 1e300, float("inf"), float("nan")])
-def test_absurd_times_count_as_nothing(absurd: float) -> None:
+def test_absurd_times_count_as_zero(absurd: float) -> None:
     forward, waited = np.array([[10.0, absurd], [30.0, 30.0]]), np.array([[absurd, 31.0], [1.0, 1.0]])
     scenarios = scenarios_of(table_of({"forward": forward}, {"forward": waited}))
     assert scenarios.actual.tolist() == [30.0, 31.0]
     assert scenarios.ideal.tolist() == [10.0, 1.0]
 
 
-def test_ranks_that_wait_in_too_few_steps_or_never_meet_nowhere() -> None:
+def test_ranks_that_wait_in_too_few_steps_have_no_graph() -> None:
     own: dict[Phase, Floats] = {"forward": np.full((2, 4), 10.0)}
     waited = np.array([[1.0, 0.0, 0.0, 0.0], [0.0] * 4])
     several: list[dict[Phase, Floats]] = [{"forward": waited}, {"forward": np.full((2, 4), np.nan)}, {}]
@@ -125,12 +125,12 @@ def test_ranks_that_wait_in_too_few_steps_or_never_meet_nowhere() -> None:
     assert graph_of(table_of(own, {"forward": waited})).stretch.tolist() == [[0], [1], [2], [3]]
 
 
-def test_a_phase_that_is_unknown_in_these_steps_is_not_in_the_graph() -> None:
+def test_unknown_phase_is_not_in_the_graph() -> None:
     own: dict[Phase, Floats] = {"data": np.full((2, 4), np.nan), "forward": np.full((2, 4), 10.0)}
     assert graph_of(table_of(own, {"forward": np.ones((2, 4))})).phases == ["forward"]
 
 
-def test_a_meter_never_read_is_no_evidence_nor_is_one_unknown_step() -> None:
+def test_cause_needs_a_meter_read_on_each_rank_but_not_at_each_step() -> None:
     shape = (3, 700)
     queue, collections = np.ones(shape), np.ones(shape)
     queue[1] = np.nan
@@ -142,7 +142,7 @@ def test_a_meter_never_read_is_no_evidence_nor_is_one_unknown_step() -> None:
 
 
 @given(st.lists(st.lists(st.integers(0, 9), min_size=3, max_size=3), min_size=1, max_size=6), st.randoms())
-def test_the_middle_does_not_ask_for_order_and_most_are_as_slow(rows: list[list[int]], random: Any) -> None:
+def test_lower_median_ignores_order_and_bounds_half_of_the_values(rows: list[list[int]], random: Any) -> None:
     values = np.array(rows, dtype=float)
     shuffled = list(rows)
     random.shuffle(shuffled)
@@ -180,7 +180,7 @@ def seconds(times: Floats) -> float:
     healed=st.sets(st.integers(0, RANKS - 1), max_size=MOST_RANKS),
     causes=st.sets(st.sampled_from(["input", "gc", "unknown"])),
 )
-def test_a_combination_is_what_the_whole_graph_gives(seed: int, healed: set[int], causes: set[str]) -> None:
+def test_combination_equals_the_replay_of_the_whole_graph(seed: int, healed: set[int], causes: set[str]) -> None:
     """Given ranks and causes, when they are ideal together, then the step is that of the chain changed by hand."""
     table = table_from(seed)
     result = combinations_of(table).without_step_seconds([100 + row for row in healed], causes)
@@ -193,7 +193,7 @@ def test_a_combination_is_what_the_whole_graph_gives(seed: int, healed: set[int]
     assert result == pytest.approx(seconds(chain.times(longest)), rel=1e-5)
 
 
-def test_a_cause_alone_is_as_in_the_answer() -> None:
+def test_combination_of_one_cause_equals_the_answer() -> None:
     """Given one cause, when it is ideal, then the step is as in ``by_cause``."""
     table = table_from(3)
     played, result = scenarios_of(table), combinations_of(table)
@@ -203,7 +203,7 @@ def test_a_cause_alone_is_as_in_the_answer() -> None:
         assert result.without_step_seconds([], [part.key["cause"]]) == pytest.approx(seconds(part.without), rel=1e-5)
 
 
-def test_two_equally_slow_ranks_gain_only_together(tmp_path: Path) -> None:
+def test_two_equally_slow_ranks_save_time_only_together(tmp_path: Path) -> None:
     """Given two slow ranks, when one is healed nothing is gained, when both are healed all is; also after a write and read."""
     forward = np.full((4, 20), 1000.0)
     forward[[1, 3]] = 5000.0
@@ -216,6 +216,6 @@ def test_two_equally_slow_ranks_gain_only_together(tmp_path: Path) -> None:
     assert result.without_step_seconds([101, 103], []) == pytest.approx(1010e-6)
 
 
-def test_nothing_written_is_nothing_to_combine(tmp_path: Path) -> None:
+def test_folder_without_combinations_yields_none(tmp_path: Path) -> None:
     """Given a folder without combinations, when it is read, then there are none."""
     assert read_combinations(tmp_path) is None

@@ -78,7 +78,7 @@ def steps(draw: st.DrawFn) -> tuple[Work, list[int], list[int]]:
 
 
 @given(steps(), st.integers(2, 5), st.randoms())
-def test_the_graph_plays_the_step_and_less_slowness_is_never_slower(
+def test_graph_reproduces_the_step_and_less_slowness_never_slows_it(
     drawn: tuple[Work, list[int], list[int]], factor: int, random: Any
 ) -> None:
     work, transfer, offsets = drawn
@@ -100,12 +100,12 @@ def test_the_graph_plays_the_step_and_less_slowness_is_never_slower(
     assert (finish(permuted, real=True), finish(permuted, real=False)) == pytest.approx((graph.measured, ideal))
 
 
-def test_ranks_that_are_alike_lose_exactly_nothing() -> None:
+def test_equal_ranks_lose_exactly_nothing() -> None:
     graph = step(np.full((4, 3), 7_000), [5_000, 5_000], [0, 3_000, -2_000, 0])
     assert finish(graph, real=True) == finish(graph, real=False) == graph.measured == 31_000
 
 
-def test_healing_the_late_rank_ends_the_step_with_the_next() -> None:
+def test_healed_step_ends_with_the_next_latest_rank() -> None:
     # given rank 2 late by 60 and rank 1 by 10 microseconds
     work = np.array([[100, 20], [110, 20], [160, 20], [100, 20]]) * 1000
     graph = step(work, [10_000], [0] * 4)
@@ -113,13 +113,13 @@ def test_healing_the_late_rank_ends_the_step_with_the_next() -> None:
     assert finish(graph, real=False) == 130_000
 
 
-def test_what_a_rank_does_after_the_next_step_began_is_not_counted_twice() -> None:
+def test_work_after_the_next_step_began_is_not_counted_twice() -> None:
     work = np.array([[100, 20], [100, 80]]) * 1000
     assert step(work, [10_000], [0, 0]).measured == 190_000
     assert step(work, [10_000], [0, 0], next_ns=130_000).measured == 130_000
 
 
-def test_what_compute_hides_holds_nobody_up() -> None:
+def test_wait_hidden_by_compute_delays_no_rank() -> None:
     # given a rank that computes beside the collective up to its end, and beyond
     graph = [
         build_window_graph(

@@ -26,7 +26,7 @@ def leftovers(run: Path) -> list[str]:
     return sorted(path.name for path in (run / "control").iterdir())
 
 
-def test_what_the_profiled_steps_show_is_printed(run: Path, cli: Cli) -> None:
+def test_capture_prints_the_analysis_of_the_profiled_steps(run: Path, cli: Cli) -> None:
     with job(run, serve_all) as seen:
         completed = cli("capture", run, "--steps", "2", "--note", "slow since noon", "--wait", "60")
     # then the request contains the options
@@ -42,7 +42,7 @@ def test_what_the_profiled_steps_show_is_printed(run: Path, cli: Cli) -> None:
     assert re.match(r"THE RUN SO FAR: [A-Z ]+\n.+\n\nWHAT THE WINDOW ADDS \(steps 70 to 71\)\n", completed.stdout, re.DOTALL)
 
 
-def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, ask: Ask) -> None:
+def test_late_rank_is_identified_from_the_captured_steps_alone(run: Path, ask: Ask) -> None:
     # given a profile of another step, too, with other results
     append(run, 0, "windows", breakdown(20, compute_us=9e5, idle_us=-3e5))
     _, report = ask(serve_all)
@@ -60,7 +60,7 @@ def test_a_late_rank_is_named_from_the_captured_steps_alone(run: Path, ask: Ask)
     assert analysis["imposed_wait"][0] == {"rank": 1, "imposed_us": 1_200_000, "imposed_exposed_us": 1_200_000, "share": 1.0}
 
 
-def test_only_the_named_ranks_are_waited_for(run: Path, ask: Ask) -> None:
+def test_capture_waits_only_for_the_chosen_ranks(run: Path, ask: Ask) -> None:
     def serve(run: Path, request: ControlRequest) -> None:
         accept(run, request)
         profile(run, 1, request.steps)
@@ -72,7 +72,7 @@ def test_only_the_named_ranks_are_waited_for(run: Path, ask: Ask) -> None:
     assert report["ranks"] == [1]
 
 
-def test_traces_that_were_kept_are_named(run: Path, ask: Ask) -> None:
+def test_kept_traces_of_the_window_are_listed(run: Path, ask: Ask) -> None:
     def serve(run: Path, request: ControlRequest) -> None:
         accept(run, request)
         for rank in (0, 1):
@@ -87,7 +87,7 @@ def test_traces_that_were_kept_are_named(run: Path, ask: Ask) -> None:
     assert report["traces"] == expected
 
 
-def test_a_refusal_says_why_and_is_status_1(run: Path, ask: Ask) -> None:
+def test_refused_capture_reports_the_reason_with_status_1(run: Path, ask: Ask) -> None:
     def serve(run: Path, request: ControlRequest) -> None:
         no = ControlAnswer(id=request.id, accepted=False, reason="there was\x1b[31m another", answered_unix_ns=1)
         answer(run, no)
@@ -99,7 +99,7 @@ def test_a_refusal_says_why_and_is_status_1(run: Path, ask: Ask) -> None:
     assert report["accepted"] is False
 
 
-def test_no_answer_in_time_is_status_1_and_the_request_is_taken_back(run: Path, cli: Cli) -> None:
+def test_timeout_is_status_1_and_withdraws_the_request(run: Path, cli: Cli) -> None:
     completed = cli("capture", run, "--wait", "0.2", "--format", "json")
     assert completed.returncode == 1
     assert "no answer" in completed.stderr
@@ -107,7 +107,7 @@ def test_no_answer_in_time_is_status_1_and_the_request_is_taken_back(run: Path, 
     assert leftovers(run) == []
 
 
-def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, ask: Ask) -> None:
+def test_missing_ranks_are_named_and_available_profiles_shown(run: Path, ask: Ask) -> None:
     # given a rank that is killed before it has profiled anything
     def serve(run: Path, request: ControlRequest) -> None:
         accept(run, request)
@@ -125,7 +125,7 @@ def test_what_is_missing_is_named_and_what_is_there_is_shown(run: Path, ask: Ask
 
 
 @pytest.mark.parametrize("seen_by", ["its steps", "later windows"])
-def test_a_rank_that_leaves_the_steps_out_is_not_waited_for(run: Path, ask: Ask, seen_by: str) -> None:
+def test_rank_that_skipped_the_steps_is_not_waited_for(run: Path, ask: Ask, seen_by: str) -> None:
     # given a rank that makes the steps without the profiler, or loses their profile and continues to the next
     def serve(run: Path, request: ControlRequest) -> None:
         accept(run, request)
@@ -147,7 +147,7 @@ def test_a_rank_that_leaves_the_steps_out_is_not_waited_for(run: Path, ask: Ask,
 
 
 @pytest.mark.parametrize(("first", "last"), [(0, 2**62), (5, 4), (None, 3)])
-def test_an_answer_that_makes_no_sense_neither_hangs_nor_counts(run: Path, cli: Cli, first: int | None, last: int) -> None:
+def test_invalid_answer_is_rejected_without_waiting(run: Path, cli: Cli, first: int | None, last: int) -> None:
     def serve(run: Path, request: ControlRequest) -> None:
         answer(run, ControlAnswer(id=request.id, accepted=True, first_step=first, last_step=last, answered_unix_ns=1))
 
@@ -158,19 +158,19 @@ def test_an_answer_that_makes_no_sense_neither_hangs_nor_counts(run: Path, cli: 
 
 
 @pytest.mark.parametrize("ranks", ["", "a", "1-0", "0,,1", "-1", "0-99999999", "1.5"])
-def test_ranks_that_are_none_are_a_usage_error(run: Path, cli: Cli, ranks: str) -> None:
+def test_malformed_rank_list_is_a_usage_error(run: Path, cli: Cli, ranks: str) -> None:
     completed = cli("capture", run, "--ranks", ranks)
     assert completed.returncode == 2
     assert not (run / "control").exists()
 
 
-def test_ranks_and_ranges_are_understood() -> None:
+def test_rank_list_accepts_numbers_and_ranges() -> None:
     kind = next(option.type for option in capture.params if option.name == "ranks")
     assert kind.convert("5, 0,2-4,3", None, None) == [0, 2, 3, 4, 5]
 
 
 @pytest.mark.slow
-def test_ctrl_c_leaves_nothing_behind(run: Path) -> None:
+def test_ctrl_c_withdraws_the_request(run: Path) -> None:
     command = [sys.executable, "-m", "rankscope", "capture", str(run), "--wait", "300"]
     with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as asking:
         assert asking.stderr is not None
@@ -183,7 +183,7 @@ def test_ctrl_c_leaves_nothing_behind(run: Path) -> None:
     assert leftovers(run) == []
 
 
-def test_flight_recorder_dumps_are_named_and_what_is_missing_too(run: Path, ask: Ask) -> None:
+def test_flight_recorder_dumps_and_missing_ranks_are_listed(run: Path, ask: Ask) -> None:
     # given a job that hangs: no steps for an hour, rank 0 answers, rank 1 cannot
     for path in attempt_dir(run, 0).rglob("steps-*"):
         os.utime(path, (time.time() - 3600,) * 2)
@@ -203,7 +203,7 @@ def test_flight_recorder_dumps_are_named_and_what_is_missing_too(run: Path, ask:
     assert report["missing"] == [{"rank": 1, "reason": "it is stuck"}]
 
 
-def test_one_rank_may_refuse_a_dump_for_all(run: Path, ask: Ask) -> None:
+def test_refusal_by_one_rank_counts_for_all_ranks(run: Path, ask: Ask) -> None:
     # given ranks of which the first answers that it was too early, and the other does not answer
     def serve(run: Path, request: ControlRequest) -> None:
         answer(run, ControlAnswer(id=request.id, accepted=False, reason="too early", answered_unix_ns=1))
@@ -213,13 +213,13 @@ def test_one_rank_may_refuse_a_dump_for_all(run: Path, ask: Ask) -> None:
     assert report["missing"] == [{"rank": rank, "reason": "too early"} for rank in (0, 1)]
 
 
-def test_how_long_to_wait_is_a_number(cli: Cli, run: Path) -> None:
+def test_wait_of_nan_is_a_usage_error(cli: Cli, run: Path) -> None:
     completed = cli("capture", run, "--wait", "nan")
     assert completed.returncode == 2
     assert "'nan' is no number" in completed.stderr
 
 
-def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) -> None:
+def test_repeated_request_id_is_served_once(run: Path, cli: Cli) -> None:
     # A request is valid for some minutes: made here, as a slow suite may come here long after this file was loaded.
     request_id = f"{time.time_ns():019d}-0123abcd"
 
@@ -239,6 +239,6 @@ def test_a_request_that_was_settled_before_is_asked_once(run: Path, cli: Cli) ->
     assert json.loads(last.stdout)["analysis"]["verdict"] == first["analysis"]["verdict"]
 
 
-def test_an_id_that_is_none_is_a_usage_error(run: Path, cli: Cli) -> None:
+def test_malformed_request_id_is_a_usage_error(run: Path, cli: Cli) -> None:
     assert cli("capture", run, "--request", "../../etc/passwd").returncode == 2
     assert not (run / "control").exists()

@@ -61,7 +61,7 @@ def starting(run: Path) -> Path:
 
 
 @pytest.mark.parametrize("chosen", [[], ["--ranks", "0-1"]])
-def test_ranks_that_appear_a_moment_later_are_asked_too(
+def test_ranks_that_register_late_are_captured_too(
     run: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, chosen: list[str]
 ) -> None:
     # given a job whose first step is not written yet, and of which rank 0 appears only while the command waits for it
@@ -85,7 +85,7 @@ def test_ranks_that_appear_a_moment_later_are_asked_too(
 
 
 @pytest.mark.parametrize("what", ["profile", "dump"])
-def test_a_rank_that_does_not_appear_is_missing_and_the_others_are_asked(
+def test_unregistered_rank_is_reported_missing_and_others_captured(
     run: Path, ask: Ask, monkeypatch: pytest.MonkeyPatch, what: str
 ) -> None:
     monkeypatch.setattr(live_run, "JOIN_SECONDS", 0.2)
@@ -107,9 +107,7 @@ def test_a_rank_that_does_not_appear_is_missing_and_the_others_are_asked(
         assert "no record" in report["reason"]
 
 
-def test_a_rank_that_has_been_absent_for_long_is_not_waited_for(
-    run: Path, cli: Cli, ask: Ask, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_long_absent_rank_is_not_waited_for(run: Path, cli: Cli, ask: Ask, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a job that has trained since 1970 without rank 0
     monkeypatch.setattr(live_run, "JOIN_SECONDS", 1e9)
     (rank_dir(run, 0, 0) / "rank.json").unlink()
@@ -123,7 +121,7 @@ def test_a_rank_that_has_been_absent_for_long_is_not_waited_for(
     assert "rank 0 has left no record yet" in completed.stderr
 
 
-def test_a_job_that_ends_while_its_ranks_appear_is_over(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_that_ends_during_startup_is_reported_as_over(run: Path, cli: Cli, monkeypatch: pytest.MonkeyPatch) -> None:
     starting(run)
 
     def print_progress(_line: str) -> None:
@@ -135,7 +133,7 @@ def test_a_job_that_ends_while_its_ranks_appear_is_over(run: Path, cli: Cli, mon
     assert "the run is over" in completed.stderr
 
 
-def test_a_job_that_makes_no_step_is_said_to_and_what_to_ask_it_instead(run: Path, cli: Cli) -> None:
+def test_stalled_job_is_reported_and_flight_recorder_suggested(run: Path, cli: Cli) -> None:
     # given ranks of steps of 0.1 s, and no answer for half a second
     completed = cli("capture", run, "--wait", "0.5", "--format", "json")
     # then the message says more than that
@@ -147,7 +145,7 @@ def test_a_job_that_makes_no_step_is_said_to_and_what_to_ask_it_instead(run: Pat
     assert text.endswith(json.loads(completed.stdout)["reason"])
 
 
-def test_a_job_that_accepts_and_then_hangs_is_reported(run: Path, cli: Cli, clock: Clock) -> None:
+def test_job_that_hangs_after_accepting_is_reported(run: Path, cli: Cli, clock: Clock) -> None:
     # given a job of which only rank 1 makes another step after it has accepted
     def serve(run: Path, request: ControlRequest) -> None:
         append(run, 1, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=1e5))
@@ -163,7 +161,7 @@ def test_a_job_that_accepts_and_then_hangs_is_reported(run: Path, cli: Cli, cloc
     assert "--flight-recorder" in report["reason"]
 
 
-def test_who_waits_for_less_than_a_few_steps_does_not_hear_of_a_hang(run: Path, cli: Cli) -> None:
+def test_wait_shorter_than_a_few_steps_does_not_suggest_a_hang(run: Path, cli: Cli) -> None:
     for rank in (0, 1):
         append(run, rank, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=90e6))
     completed = cli("capture", run, "--wait", "0.2")
@@ -173,7 +171,7 @@ def test_who_waits_for_less_than_a_few_steps_does_not_hear_of_a_hang(run: Path, 
     assert "--flight-recorder" not in completed.stderr
 
 
-def test_of_a_job_that_makes_steps_nobody_says_that_it_stands_still(run: Path, cli: Cli, clock: Clock) -> None:
+def test_job_that_makes_steps_is_not_reported_as_stalled(run: Path, cli: Cli, clock: Clock) -> None:
     def serve(run: Path, _request: ControlRequest) -> None:
         for rank in (0, 1):
             append(run, rank, "steps", StepRecord(step=61, start_unix_ns=1, wall_us=1e5))
@@ -185,7 +183,7 @@ def test_of_a_job_that_makes_steps_nobody_says_that_it_stands_still(run: Path, c
     assert "no answer: the job records no profiles, or the clocks" in completed.stderr
 
 
-def test_a_run_that_is_over_or_hangs_or_has_not_begun_is_status_3(run: Path, cli: Cli, tmp_path: Path) -> None:
+def test_finished_hung_or_empty_run_is_status_3(run: Path, cli: Cli, tmp_path: Path) -> None:
     for rank in (0, 1):
         for path in rank_dir(run, 0, rank).glob("steps-*"):
             os.utime(path, (time.time() - 3600,) * 2)
@@ -207,7 +205,7 @@ def test_a_run_that_is_over_or_hangs_or_has_not_begun_is_status_3(run: Path, cli
     one_line_error(completed)
 
 
-def test_ranks_that_are_not_there_are_a_usage_error(run: Path, cli: Cli) -> None:
+def test_ended_or_unknown_rank_is_a_usage_error(run: Path, cli: Cli) -> None:
     end(run, 1)
     for rank, why in (("1", "has ended"), ("7", "is not in this run")):
         completed = cli("capture", run, "--ranks", rank)
@@ -215,7 +213,7 @@ def test_ranks_that_are_not_there_are_a_usage_error(run: Path, cli: Cli) -> None
         assert why in completed.stderr
 
 
-def test_where_one_may_not_write_one_may_not_ask(run: Path, cli: Cli) -> None:
+def test_unwritable_run_directory_is_status_3(run: Path, cli: Cli) -> None:
     # given a run whose control folder is no folder
     (run / "control").write_text("")
     completed = cli("capture", run)
@@ -231,7 +229,7 @@ def start_anew(run: Path, *, unix_ns: int = 1) -> None:
         append(run, rank, "steps", StepRecord(step=60, start_unix_ns=1, wall_us=1e5), attempt=1)
 
 
-def test_the_attempt_that_answers_is_the_one_that_is_waited_for(run: Path, ask: Ask) -> None:
+def test_capture_waits_for_the_attempt_that_answered(run: Path, ask: Ask) -> None:
     # given a job that is started again after the command has listed its ranks
     def serve(run: Path, request: ControlRequest) -> None:
         start_anew(run)
@@ -248,7 +246,7 @@ def test_the_attempt_that_answers_is_the_one_that_is_waited_for(run: Path, ask: 
     assert (report["attempt"], report["ranks"], report["missing"]) == (1, [0, 1, 2], [])
 
 
-def test_dumps_of_another_attempt_than_that_asked_are_found(run: Path, ask: Ask) -> None:
+def test_dumps_of_a_newer_attempt_are_found(run: Path, ask: Ask) -> None:
     def serve(run: Path, request: ControlRequest) -> None:
         start_anew(run)
         flight_dir(run, 1).mkdir()
@@ -261,7 +259,7 @@ def test_dumps_of_another_attempt_than_that_asked_are_found(run: Path, ask: Ask)
     assert (report["attempt"], [row["rank"] for row in report["dumps"]]) == (1, [0, 1, 2])
 
 
-def test_an_attempt_that_is_none_is_not_followed(run: Path, ask: Ask) -> None:
+def test_answer_from_a_nonexistent_attempt_is_ignored(run: Path, ask: Ask) -> None:
     def serve(run: Path, request: ControlRequest) -> None:
         for rank in (0, 1):
             profile(run, rank, request.steps)
@@ -272,7 +270,7 @@ def test_an_attempt_that_is_none_is_not_followed(run: Path, ask: Ask) -> None:
 
 
 @pytest.mark.parametrize(("starts_anew", "reason"), [(False, "the job ended"), (True, "started anew")])
-def test_a_job_that_ends_instead_of_answering_is_not_waited_for(run: Path, cli: Cli, reason: str, *, starts_anew: bool) -> None:
+def test_job_that_ends_without_answering_is_not_waited_for(run: Path, cli: Cli, reason: str, *, starts_anew: bool) -> None:
     def serve(run: Path, _request: ControlRequest) -> None:
         if starts_anew:
             start_anew(run, unix_ns=time.time_ns())
@@ -284,7 +282,7 @@ def test_a_job_that_ends_instead_of_answering_is_not_waited_for(run: Path, cli: 
     assert reason in completed.stderr
 
 
-def test_nothing_is_asked_through_a_link(run: Path, cli: Cli, tmp_path: Path) -> None:
+def test_request_is_not_written_through_a_link(run: Path, cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (run / "control").symlink_to(tmp_path / "elsewhere")
     completed = cli("capture", run, "--wait", "1")
@@ -293,7 +291,7 @@ def test_nothing_is_asked_through_a_link(run: Path, cli: Cli, tmp_path: Path) ->
     assert list((tmp_path / "elsewhere").iterdir()) == []
 
 
-def test_many_ranks_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_poll_interval_grows_with_the_number_of_ranks(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     pauses: list[float] = []
 
@@ -311,7 +309,7 @@ def test_many_ranks_are_looked_at_less_often(monkeypatch: pytest.MonkeyPatch) ->
         assert clock[0] == 120.0
 
 
-def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_profiles_are_read_incrementally(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a rank with a history
     append(run, 0, "windows", *(breakdown(step) for step in range(60)))
     progress = ProfileProgress(LiveRun(run), 0, range(70, 72))
@@ -338,7 +336,7 @@ def test_only_what_is_new_of_the_profiles_is_read(run: Path, monkeypatch: pytest
     assert read == [rows[0] + rows[1], rows[2][:20], rows[2], msgspec.json.encode(breakdown(72)) + b"\n"]
 
 
-def test_profiles_that_move_while_one_waits_are_found(run: Path) -> None:
+def test_profiles_in_replaced_segments_are_found(run: Path) -> None:
     append(run, 0, "windows", breakdown(60))
     append(run, 0, "windows", breakdown(70))
     progress = ProfileProgress(LiveRun(run), 0, range(70, 72))

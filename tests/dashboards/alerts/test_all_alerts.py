@@ -33,7 +33,7 @@ COLORS = PALETTES["light"]
 # Rows -------------------------------------------------------------------------------------------------------------------------
 
 
-def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
+def test_row_has_known_fields_and_omits_unknown_ones() -> None:
     result = alert_row(
         replace(alert(gpu_uuid="GPU-1"), evidence="/run/run-1?rank=2"), {"run-1": "bert"}, now_unix_ns=START_NS + 540 * SECOND
     )
@@ -61,14 +61,14 @@ def test_a_row_has_what_is_known_and_leaves_out_what_is_not() -> None:
     assert set(unknown) == {"id", "state", "state_tone", "started"}
 
 
-def test_what_fires_has_lasted_until_now() -> None:
+def test_duration_of_a_firing_alert_extends_to_now() -> None:
     row = alert_row(alert("firing", end_s=None), {}, now_unix_ns=START_NS + 540 * SECOND)
 
     assert row["minutes"] == 9.0
     assert "ended" not in row
 
 
-def test_a_time_that_no_calendar_has_takes_nothing_else_away() -> None:
+def test_alert_with_an_impossible_time_is_still_shown() -> None:
     odd = replace(alert(), started_unix_ns=-(10**22), ended_unix_ns=10**22)
     row = alert_row(odd, {}, now_unix_ns=START_NS)
     assert row["alert"]
@@ -78,7 +78,7 @@ def test_a_time_that_no_calendar_has_takes_nothing_else_away() -> None:
     assert alert_counts([odd, alert()], COLORS).sentence
 
 
-def test_hostile_names_are_inert_in_a_row() -> None:
+def test_hostile_names_in_a_row_are_escaped() -> None:
     row = alert_row(alert(alertname="x\u202e\n", host="h\x1b[31m"), {"run-1": "n\u202ex"}, now_unix_ns=START_NS)
 
     assert not any(letter in f"{row['alert']}{row['host']}{row['name']}" for letter in "\u202e\n\x1b")
@@ -92,7 +92,7 @@ def test_hostile_names_are_inert_in_a_row() -> None:
         st.tuples(st.integers(0, 400 * 86_400), st.sampled_from(["critical", "warning", "page", None])), min_size=1, max_size=20
     )
 )
-def test_every_alert_is_in_one_bar(starts: list[tuple[int, str | None]]) -> None:
+def test_every_alert_is_counted_in_exactly_one_bar(starts: list[tuple[int, str | None]]) -> None:
     alerts = [replace(alert(start_s=second), severity=severity) for second, severity in starts]
 
     drawn = alert_counts(alerts, COLORS)
@@ -104,13 +104,13 @@ def test_every_alert_is_in_one_bar(starts: list[tuple[int, str | None]]) -> None
     assert len(drawn.table.rows) == len(alerts)
 
 
-def test_bars_are_as_narrow_as_the_time_allows() -> None:
+def test_bar_width_grows_with_the_time_span() -> None:
     assert bar_width_s([START_NS])[1] == "minute"
     assert bar_width_s([START_NS, START_NS + 2 * 86_400 * SECOND])[1] == "hour"
     assert bar_width_s([START_NS, START_NS + 400 * 86_400 * SECOND])[1] == "7 days"
 
 
-def test_the_figure_says_how_many_fire_and_which_most_often() -> None:
+def test_figure_caption_has_firing_count_and_most_frequent_alert() -> None:
     drawn = alert_counts([alert("firing", end_s=None), alert(start_s=1), alert(alertname="GpuDown")], COLORS)
 
     assert drawn.sentence == "3 alerts, 1 of them firing; TrainingStraggler most often, 2 times."
@@ -121,14 +121,14 @@ def test_the_figure_says_how_many_fire_and_which_most_often() -> None:
 # The page ---------------------------------------------------------------------------------------------------------------------
 
 
-def test_an_empty_page_says_how_to_get_alerts(memory_runs: Any) -> None:
+def test_page_without_alerts_shows_how_to_get_alerts(memory_runs: Any) -> None:
     shown = page_text(memory_runs, PAGE.path)
 
     assert "rankscope alerts watch" in shown
     assert "--prometheus" in shown
 
 
-def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: Any) -> None:
+def test_unreachable_source_is_shown_above_alerts_of_other_sources(memory_runs: Any) -> None:
     memory_runs.collected["run-1"] = CollectedAlerts([alert()], ["http://prom:9090: cannot be reached"])
 
     shown = page_text(memory_runs, PAGE.path, "?q=slow")
@@ -138,7 +138,7 @@ def test_who_could_not_be_asked_is_said_above_what_the_others_told(memory_runs: 
     assert '"quickFilterText": "slow"' in shown
 
 
-def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_number_of_alerts_left_out_of_the_table_is_shown(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(page, "MOST_ROWS", 2)
     memory_runs.collected["run-1"] = CollectedAlerts([alert(start_s=n) for n in range(5)], [])
 
@@ -149,7 +149,7 @@ def test_of_too_many_alerts_it_is_said_how_many_are_left_out(memory_runs: Any, m
     assert len(draw_at(memory_runs, PAGE.path, "alert-counts")[0].table.rows) == 5
 
 
-def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: Any) -> None:
+def test_selected_alert_shows_evidence_and_runbook(memory_runs: Any) -> None:
     alerts = CollectedAlerts([alert(), alert(rank="3")], [])
 
     shown = str(picked_alert(alerts, row_id(alerts.alerts[0])))
@@ -160,7 +160,7 @@ def test_the_selected_alert_says_what_it_rests_on_with_its_runbook(memory_runs: 
     assert picked_alert(CollectedAlerts([], []), None) == []
 
 
-def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -> None:
+def test_unreadable_run_folder_raises_an_error_with_the_reason(memory_runs: Any) -> None:
     memory_runs.problems["alerts"] = InputError("runs", "Permission denied")
 
     with pytest.raises(RankscopeError, match="Permission denied"):
@@ -170,7 +170,7 @@ def test_a_folder_that_cannot_be_read_is_a_page_that_says_so(memory_runs: Any) -
 # Over folders of runs -----------------------------------------------------------------------------------------------------------
 
 
-def test_alerts_of_all_runs_come_from_their_files_with_firing_ones_first(
+def test_alerts_of_all_runs_are_listed_with_firing_ones_first(
     tmp_path: Path, write_run: Callable[..., Path], until_ready: Callable[..., Any]
 ) -> None:
     # Given a live run, an ended one, a damaged one, and a Prometheus that is down
@@ -192,7 +192,7 @@ def test_alerts_of_all_runs_come_from_their_files_with_firing_ones_first(
     assert "cannot be reached" in result.problems[0]
 
 
-def test_an_alert_that_is_repeated_is_the_same_one_with_newer_facts(tmp_path: Path, write_run: Any) -> None:
+def test_repeated_alert_is_one_alert_with_the_latest_summary(tmp_path: Path, write_run: Any) -> None:
     run = write_run(tmp_path / "run", run_id="a", finished=False)
     write_finding(run, "firing", run_id="a")
     write_finding(run, "firing", 1, run_id="b")
@@ -206,7 +206,7 @@ def test_an_alert_that_is_repeated_is_the_same_one_with_newer_facts(tmp_path: Pa
     ]
 
 
-def test_findings_are_read_again_only_when_they_have_changed(
+def test_only_changed_findings_are_read_again(
     tmp_path: Path, write_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = tmp_path / "runs"

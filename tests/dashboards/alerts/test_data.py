@@ -36,7 +36,7 @@ def collected(run: RunSummary, **more: Any) -> CollectedAlerts:
     return alerts_of([run], **{"root": None, "prometheus": None, "span_unix_ns": SPAN, **more})
 
 
-def test_what_the_watcher_wrote_is_one_alert_from_beginning_to_end(run: RunSummary) -> None:
+def test_firing_and_resolved_findings_form_one_alert(run: RunSummary) -> None:
     write_finding(
         run.path,
         "firing",
@@ -56,7 +56,7 @@ def test_what_the_watcher_wrote_is_one_alert_from_beginning_to_end(run: RunSumma
     assert before.source == "watcher"
 
 
-def test_an_unended_alert_of_a_finished_run_does_not_count_as_firing(run: RunSummary) -> None:
+def test_open_alert_of_a_finished_run_is_lost_and_not_firing(run: RunSummary) -> None:
     write_finding(run.path, "firing", 0)
 
     [alert] = collected(replace(run, status="finished")).alerts
@@ -64,7 +64,7 @@ def test_an_unended_alert_of_a_finished_run_does_not_count_as_firing(run: RunSum
     assert (alert.state, alert.ended_unix_ns) == ("lost", None)
 
 
-def test_two_watchers_of_one_run_tell_of_one_alert(run: RunSummary) -> None:
+def test_alert_from_two_watchers_of_one_run_is_listed_once(run: RunSummary) -> None:
     for seconds in (0, 1):
         write_finding(run.path, "firing", seconds)
     for seconds in (60, 61):
@@ -76,7 +76,7 @@ def test_two_watchers_of_one_run_tell_of_one_alert(run: RunSummary) -> None:
 
 
 @pytest.mark.parametrize("watched", ["root", "run"])
-def test_what_the_watcher_follows_just_now_comes_from_its_state(run: RunSummary, watched: str) -> None:
+def test_pending_alert_comes_from_the_watcher_state(run: RunSummary, watched: str) -> None:
     # Given a watcher of the folder or of the run, with a pending finding of this run and one of a run elsewhere
     root = Path(run.path).parent
     entries = [
@@ -96,7 +96,7 @@ def test_what_the_watcher_follows_just_now_comes_from_its_state(run: RunSummary,
     assert (alert.state, alert.summary, alert.rank) == ("pending", "S.", 2)
 
 
-def test_damaged_lines_are_left_out_and_what_cannot_be_read_is_said(run: RunSummary) -> None:
+def test_damaged_lines_are_skipped_and_unreadable_store_is_reported(run: RunSummary) -> None:
     write_finding(run.path, "firing", 0)
     with findings_file(Path(run.path)).open("ab") as file:
         file.write(b'{"schema": 7}\n\xff\n{"half')
@@ -112,7 +112,7 @@ def test_damaged_lines_are_left_out_and_what_cannot_be_read_is_said(run: RunSumm
     assert state.read_text() == "no ledger"
 
 
-def test_a_folder_in_place_of_the_findings_is_a_problem_and_no_more(run: RunSummary) -> None:
+def test_directory_in_place_of_the_findings_file_is_a_problem(run: RunSummary) -> None:
     findings_file(Path(run.path)).mkdir()
 
     result = collected(run)
@@ -121,7 +121,7 @@ def test_a_folder_in_place_of_the_findings_is_a_problem_and_no_more(run: RunSumm
     assert result.problems == [f"{findings_file(Path(run.path))}: Is a directory"]
 
 
-def test_only_what_falls_into_the_time_is_told(run: RunSummary) -> None:
+def test_only_alerts_overlapping_the_time_span_are_collected(run: RunSummary) -> None:
     write_finding(run.path, "firing", 0)
     write_finding(run.path, "resolved", 60)
 
@@ -130,18 +130,18 @@ def test_only_what_falls_into_the_time_is_told(run: RunSummary) -> None:
 
 
 @pytest.mark.parametrize("address", ["javascript:alert(1)", "runbooks/T.md", "//evil", "http://[", "data:text/html,x"])
-def test_a_runbook_that_is_no_web_page_is_not_linked(address: str) -> None:
+def test_runbook_without_a_web_url_is_not_linked(address: str) -> None:
     record = alert_record(LABELS, {"runbook_url": address}, state="firing", started_unix_ns=START_NS, source="watcher")
 
     assert record.runbook_url is None
 
 
 @pytest.mark.parametrize("rank", ["-1", "²", "99999999", "x", ""])
-def test_a_rank_that_is_none_is_none(rank: str) -> None:
+def test_invalid_rank_label_is_none(rank: str) -> None:
     assert alert_record({**LABELS, "rank": rank}, {}, state="firing", started_unix_ns=START_NS, source="watcher").rank is None
 
 
-def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
+def test_run_shows_its_own_alerts_and_those_of_its_gpus_and_hosts() -> None:
     def about(**labels: str) -> AlertRecord:
         return alert_record({"alertname": "X", **labels}, {}, state="firing", started_unix_ns=START_NS, source="prometheus")
 
@@ -159,7 +159,7 @@ def test_a_run_is_told_of_its_own_alerts_and_of_those_of_its_hardware() -> None:
     assert shown == CollectedAlerts(of_run, ["p"])
 
 
-def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Path) -> None:
+def test_run_shows_alerts_of_its_mig_device_and_parent_gpu(tmp_path: Path) -> None:
     def about(uuid: str) -> AlertRecord:
         return alert_record({"alertname": "X", "uuid": uuid}, {}, state="firing", started_unix_ns=START_NS, source="prometheus")
 
@@ -176,7 +176,7 @@ def test_alerts_about_a_mig_device_and_its_gpu_are_those_of_the_run(tmp_path: Pa
     assert [alert.labels["uuid"] for alert in shown.alerts] == ["MIG-0000002a", "GPU-whole"]
 
 
-def test_an_alert_that_fires_is_shown_once_though_two_watchers_follow_it(run: RunSummary) -> None:
+def test_firing_alert_followed_by_two_watchers_is_shown_once(run: RunSummary) -> None:
     # Given the line in the run, and the states of two watchers, of the run and of its folder
     root = Path(run.path).parent
     write_finding(run.path, "firing", 0, {"summary": "Rank 2 is slow."})
@@ -196,7 +196,7 @@ def test_an_alert_that_fires_is_shown_once_though_two_watchers_follow_it(run: Ru
     assert (alert.state, alert.summary, alert.started_unix_ns) == ("firing", "Rank 2 is slow.", START_NS)
 
 
-def test_hostile_identity_makes_no_other_link(tmp_path: Path) -> None:
+def test_hostile_run_id_is_escaped_in_the_link(tmp_path: Path) -> None:
     summary = RunSummary(run_id='a/../"><script>', name="x", path=str(tmp_path), revision="a", status="live")
     write_finding(tmp_path, "firing", run_id=summary.run_id)
 

@@ -58,7 +58,7 @@ def real(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 
 @pytest.mark.slow
-def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
+def test_past_alerts_come_from_the_prometheus_history(real: str) -> None:
     silent, down = sorted(
         prometheus_alerts(Prometheus(PrometheusServer(url=real)), SPAN), key=lambda alert: alert.name, reverse=True
     )
@@ -80,13 +80,13 @@ def test_past_alerts_come_from_what_prometheus_remembers(real: str) -> None:
 
 
 @pytest.mark.slow
-def test_an_expression_that_prometheus_cannot_read_is_its_own_words(real: str) -> None:
+def test_invalid_expression_shows_the_error_of_prometheus(real: str) -> None:
     with pytest.raises(PrometheusError, match=r"^http://127\.0\.0\.1:\d+: cannot answer: .*parse error"):
         Prometheus(PrometheusServer(url=real)).query_range("sum(", span_unix_ns=SPAN, step_s=15)
 
 
 @pytest.mark.slow
-def test_a_server_without_alerts_has_none(real: str) -> None:
+def test_server_without_alerts_gives_an_empty_list(real: str) -> None:
     client = Prometheus(PrometheusServer(url=real))
 
     assert client.alerts() == []
@@ -149,7 +149,7 @@ def never_end(request: BaseHTTPRequestHandler) -> None:
         (lambda it: it.wfile.write(b"\x00\x01 not http\r\n\r\n"), "cannot be read"),
     ],
 )  # fmt: skip
-def test_whatever_a_server_answers_the_error_is_one_line(
+def test_malformed_server_response_is_a_one_line_error(
     hostile: Hostile, answer: Callable[[BaseHTTPRequestHandler], None], says: str
 ) -> None:
     hostile.answer = answer
@@ -161,7 +161,7 @@ def test_whatever_a_server_answers_the_error_is_one_line(
     assert str(caught.value).isprintable()
 
 
-def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Hostile, tmp_path: Path) -> None:
+def test_redirect_is_not_followed_and_gets_no_credentials(hostile: Hostile, tmp_path: Path) -> None:
     (tmp_path / "token").write_text(SECRET)
     hostile.answer = lambda it: respond(it, 302, Location=f"{hostile.url}/elsewhere")
 
@@ -172,14 +172,14 @@ def test_a_redirect_is_not_followed_and_no_credential_goes_with_it(hostile: Host
 
 
 @pytest.mark.slow
-def test_an_answer_that_never_ends_is_cut_off(hostile: Hostile) -> None:
+def test_endless_answer_is_cut_off_at_the_timeout(hostile: Hostile) -> None:
     hostile.answer = never_end
 
     with pytest.raises(PrometheusDownError, match=r"no (whole )?answer within 2 s"):
         Prometheus(PrometheusServer(url=hostile.url), answer_s=2).query_range("up", span_unix_ns=SPAN, step_s=15)
 
 
-def test_nobody_there_is_said_with_what_to_do() -> None:
+def test_refused_connection_suggests_checking_that_prometheus_runs() -> None:
     with pytest.raises(PrometheusDownError, match=r"cannot be reached: .*refused; is Prometheus running there"):
         Prometheus(PrometheusServer(url="http://127.0.0.1:9")).alerts()
 
@@ -187,7 +187,7 @@ def test_nobody_there_is_said_with_what_to_do() -> None:
 @pytest.mark.parametrize(
     ("token", "header"), [(f"{SECRET}\n", f"Bearer {SECRET}"), (f"ann:{SECRET}\n", "Basic YW5uOnMzY3IzdA==")]
 )
-def test_credentials_come_from_a_file_read_each_time_or_the_environment(
+def test_credentials_come_from_a_reread_file_or_the_environment(
     hostile: Hostile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, token: str, header: str
 ) -> None:
     hostile.answer = lambda it: respond(it, 200, b'{"status":"success","data":{"alerts":[]}}')
@@ -205,7 +205,7 @@ def test_credentials_come_from_a_file_read_each_time_or_the_environment(
 
 
 @pytest.mark.parametrize("url", ["http://ann:s3cr3t@{}", "http://{}/s3cr3t", "http://{}?token=s3cr3t"])
-def test_no_message_has_a_secret(url: str) -> None:
+def test_error_messages_do_not_contain_secrets(url: str) -> None:
     with answering(lambda it, _: respond(it, 500)) as address:
         client = Prometheus(PrometheusServer(url=url.format(address.removeprefix("http://"))))
         with pytest.raises(PrometheusError) as refused:
@@ -219,7 +219,7 @@ def test_no_message_has_a_secret(url: str) -> None:
 @pytest.mark.parametrize(
     ("content", "says"), [(None, "No such file"), (b"", "empty"), (b"a\nb", "one line"), (b"\xff", "not text")]
 )
-def test_a_token_that_cannot_be_used_is_said_before_anybody_is_asked(
+def test_unusable_token_file_is_an_error_before_any_request(
     hostile: Hostile, tmp_path: Path, content: bytes | None, says: str
 ) -> None:
     file = tmp_path / "token"
@@ -232,14 +232,14 @@ def test_a_token_that_cannot_be_used_is_said_before_anybody_is_asked(
     assert hostile.requests == []
 
 
-def test_an_authority_that_is_none_is_said_at_once(tmp_path: Path) -> None:
+def test_ca_file_without_certificates_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "ca.pem").write_text("no certificate")
 
     with pytest.raises(InputError, match="no certificates of an authority"):
         Prometheus(PrometheusServer(url="https://127.0.0.1", ca_file=tmp_path / "ca.pem"))
 
 
-def test_without_prometheus_other_alerts_are_shown_with_its_absence() -> None:
+def test_unreachable_prometheus_is_a_problem_and_no_failure() -> None:
     down = Prometheus(PrometheusServer(url="http://127.0.0.1:9"))
 
     alerts = alerts_of([], root=None, prometheus=down, span_unix_ns=SPAN)
@@ -249,7 +249,7 @@ def test_without_prometheus_other_alerts_are_shown_with_its_absence() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "step"), [(600, "15.000"), (86_400, "44.000")])
-def test_a_long_span_is_asked_for_in_few_points(hostile: Hostile, seconds: int, step: str) -> None:
+def test_query_step_grows_with_the_time_span(hostile: Hostile, seconds: int, step: str) -> None:
     alerts = b'{"status":"success","data":{"alerts":[]}}'
     hostile.answer = lambda it: respond(it, 200, matrix() if "query_range" in it.path else alerts)
 

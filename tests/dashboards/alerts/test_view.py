@@ -21,7 +21,7 @@ from rankscope.dashboards.words.units import time_zone
 COLORS = PALETTES["light"]
 
 
-def test_bars_last_from_the_beginning_to_the_end_or_now_one_row_per_alert() -> None:
+def test_bars_span_each_alert_until_its_end_or_now() -> None:
     figure = alert_times([alert("firing", 100, None), alert(), alert(rank="3")], COLORS, now_unix_ns=START_NS + 160 * SECOND)
 
     bars = {bar.name: bar for bar in figure.data if len(bar.y)}
@@ -34,11 +34,11 @@ def test_bars_last_from_the_beginning_to_the_end_or_now_one_row_per_alert() -> N
     assert bars["Fires"].marker.pattern.shape != bars["Past"].marker.pattern.shape
 
 
-def test_without_an_alert_it_is_said_what_would_make_some() -> None:
+def test_figure_without_alerts_explains_how_to_get_alerts() -> None:
     assert notes(alert_times([], COLORS, now_unix_ns=START_NS)) == [NONE]
 
 
-def test_names_in_the_figure_are_short_and_inert() -> None:
+def test_alert_labels_are_shortened_and_escaped() -> None:
     label = row_label(alert(alertname="<b>x</b>\u202e" + "y" * 100))
 
     assert "<" not in label
@@ -52,7 +52,7 @@ def run(memory_runs: Any) -> RunData:
     return run_of(memory_runs)
 
 
-def test_the_figure_of_a_run_has_its_numbers_and_a_sentence(run: RunData) -> None:
+def test_alert_figure_has_a_caption_and_a_data_table(run: RunData) -> None:
     drawn = draw(VIEW, "alert-times", run, PageState(), COLORS)
 
     assert drawn.sentence == "Alerts: 1 firing, 0 pending or past"
@@ -60,7 +60,7 @@ def test_the_figure_of_a_run_has_its_numbers_and_a_sentence(run: RunData) -> Non
     assert all(len(row) == len(drawn.table.columns) for row in drawn.table.rows)
 
 
-def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: RunData) -> None:
+def test_problems_are_listed_before_alerts_with_their_runbooks(run: RunData) -> None:
     text = str(write(VIEW, "alert-list", run, PageState()))
 
     assert "Prometheus: gone" in text
@@ -69,7 +69,7 @@ def test_what_alerts_say_comes_after_what_is_missing_and_with_the_runbook(run: R
     assert "Markdown" in text  # without a server for runbooks, the page contains it
 
 
-def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs: Any, analysis: Any, table: Any) -> None:
+def test_replay_command_quotes_the_run_folder(memory_runs: Any, analysis: Any, table: Any) -> None:
     memory_runs.put(analysis, table, path="/runs/a b;c")
 
     text = str(VIEW.blocks(run_of(memory_runs), PageState()))
@@ -77,7 +77,7 @@ def test_replaying_is_one_command_away_whatever_the_folder_is_called(memory_runs
     assert "rankscope alerts replay '/runs/a b;c'" in text
 
 
-def test_the_axis_has_the_time_of_the_browser_and_the_hover_text_utc() -> None:
+def test_axis_uses_the_browser_time_zone_and_hover_text_utc() -> None:
     """Given a browser in Berlin in summer, when alerts are drawn, then bars begin two hours after their time in UTC."""
     with time_zone("Europe/Berlin"):
         figure = alert_times([alert("firing", 0, None)], COLORS, now_unix_ns=START_NS)
@@ -91,7 +91,7 @@ def test_the_axis_has_the_time_of_the_browser_and_the_hover_text_utc() -> None:
             assert "UTC" in alert_times([alert()], COLORS, now_unix_ns=START_NS).layout.xaxis.title.text
 
 
-def test_a_bar_over_a_change_of_the_clock_ends_at_the_time_of_the_axis() -> None:
+def test_bar_across_the_end_of_summer_time_uses_one_offset() -> None:
     """Given an alert over the end of summer time, then the axis has one offset, that of its end, and names it."""
     began, ended = (int(datetime(2026, 10, *at, tzinfo=UTC).timestamp()) - START_NS // SECOND for at in ((24, 20), (25, 8)))
     with time_zone("Europe/Berlin"):
@@ -102,7 +102,7 @@ def test_a_bar_over_a_change_of_the_clock_ends_at_the_time_of_the_axis() -> None
     assert "Europe/Berlin, UTC+01:00" in figure.layout.xaxis.title.text
 
 
-def test_days_are_those_of_the_axis() -> None:
+def test_daily_bars_use_the_time_zone_of_the_axis() -> None:
     """Given alerts in one day of New York that are in two of UTC, then they are in one bar, at noon."""
     first = int(datetime(2026, 6, 1, 4, tzinfo=UTC).timestamp()) - START_NS // SECOND  # midnight in New York
     with time_zone("America/New_York"):

@@ -34,7 +34,7 @@ def url(run: Path, serve: Callable[..., str]) -> str:
 
 @pytest.mark.full
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_form_for_logging_in_is_accessible(url: str, browser: Browser, scheme: Literal["light", "dark"]) -> None:
+def test_login_form_is_accessible(url: str, browser: Browser, scheme: Literal["light", "dark"]) -> None:
     with browser.new_context(color_scheme=scheme, viewport={"width": 360, "height": 740}) as session:
         page = session.new_page()
         page.goto(url)
@@ -45,7 +45,7 @@ def test_the_form_for_logging_in_is_accessible(url: str, browser: Browser, schem
         assert fits(page)
 
 
-def test_logging_in_leads_to_the_page_that_was_asked_for(run: Path, url: str, browser: Browser) -> None:
+def test_login_leads_to_the_requested_page(run: Path, url: str, browser: Browser) -> None:
     with browser.new_context() as session:
         page = session.new_page()
         page.set_default_timeout(PATIENCE_MS)

@@ -63,7 +63,7 @@ def write_many(root: Path, write_run: Callable[..., Path], count: int) -> None:
 
 
 @pytest.mark.parametrize("count", [200, pytest.param(2_000, marks=pytest.mark.full)])
-def test_many_runs_are_searched_sorted_selected_and_compared(
+def test_many_runs_can_be_searched_sorted_selected_and_compared(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str], count: int
 ) -> None:
     write_many(tmp_path, write_run, count)
@@ -108,7 +108,7 @@ def test_many_runs_are_searched_sorted_selected_and_compared(
 
 
 @pytest.mark.full
-def test_the_list_follows_new_runs_and_verdicts_and_keeps_the_selection(
+def test_run_list_shows_new_runs_and_verdicts_and_keeps_the_selection(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     for name in ("a", "b"):
@@ -137,7 +137,7 @@ def test_the_list_follows_new_runs_and_verdicts_and_keeps_the_selection(
 
 
 @pytest.mark.full
-def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(site: str, opened: Opened) -> None:
+def test_comparison_shows_figures_and_saves_their_numbers(site: str, opened: Opened) -> None:
     address = f"{site}/compare?runs=a,b"
     with opened(address) as page:
         verdict = page.get_by_role("heading", name="sound</b>")
@@ -156,7 +156,7 @@ def test_a_comparison_shows_its_figures_and_gives_their_numbers_away(site: str, 
 
 
 @pytest.mark.full
-def test_runs_are_opened_and_their_table_is_left_by_keyboard(site: str, opened: Opened) -> None:
+def test_run_table_can_be_operated_and_left_by_keyboard(site: str, opened: Opened) -> None:
     with opened(site) as page:
         for run, verdict in {"run-1": "Straggler", "a": "Compute bound", "b": "Straggler"}.items():
             expect(row_of(page, run)).to_contain_text(verdict)
@@ -175,7 +175,7 @@ def test_runs_are_opened_and_their_table_is_left_by_keyboard(site: str, opened: 
         view_drawn(page)
 
 
-def test_a_hostile_run_does_nothing_on_a_narrow_screen(site: str, opened: Opened) -> None:
+def test_hostile_run_names_are_inert_on_a_narrow_screen(site: str, opened: Opened) -> None:
     with opened(site, viewport={"width": 360, "height": 740}) as page:
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))
         expect(runs(page)).to_have_count(3)
@@ -232,7 +232,7 @@ def write_findings(run: Path, run_id: str, rank: int, *statuses: str) -> None:
 
 
 @pytest.mark.full
-def test_alerts_of_all_runs_are_searched_read_saved_and_followed(alerting_runs: Path, alerts_url: str, opened: Opened) -> None:
+def test_alerts_of_all_runs_can_be_searched_read_saved_and_followed(alerting_runs: Path, alerts_url: str, opened: Opened) -> None:
     with opened(f"{alerts_url}/alerts") as page:
         # Then the firing alert comes first, although the other one is newer
         alerts, selected = rows(region(page, "All alerts")), region(page, "The selected alert")

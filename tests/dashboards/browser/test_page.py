@@ -33,7 +33,7 @@ def asked(page: Page) -> list[str]:
     return outputs
 
 
-def test_a_click_draws_what_depends_on_it_and_a_finished_run_is_not_polled(run_url: str, opened: Opened) -> None:
+def test_selection_redraws_only_dependent_figures_without_polling(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/overlap") as page:
         view_drawn(page)
         outputs = asked(page)
@@ -46,7 +46,7 @@ def test_a_click_draws_what_depends_on_it_and_a_finished_run_is_not_polled(run_u
         assert not any(name in output for output in outputs for name in ("collective-waits", "overlap-hidden", "answer"))
 
 
-def test_a_live_page_follows_its_run_to_the_end_and_asks_when_shown_again(
+def test_live_page_follows_its_run_and_polls_when_shown_again(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     run = write_run(tmp_path / "x", run_id="x", name="x", steps=40, finished=False, windows=False)
@@ -74,7 +74,7 @@ def test_a_live_page_follows_its_run_to_the_end_and_asks_when_shown_again(
         expect(page.get_by_text("written")).to_be_hidden()
 
 
-def test_nothing_is_asked_again_while_its_answer_is_on_its_way(run_url: str, opened: Opened) -> None:
+def test_pending_request_is_not_sent_again(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/overlap") as page:
         view_drawn(page)
         waiting: list[Route] = []

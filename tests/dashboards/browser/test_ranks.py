@@ -29,7 +29,7 @@ from tests.waiting import wait_until
 pytestmark = pytest.mark.slow
 
 
-def test_a_live_run_shows_new_steps_by_itself_and_saves_its_table(
+def test_live_run_page_updates_and_saves_its_table(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     # given a folder with one run without steps
@@ -56,7 +56,7 @@ def test_a_live_run_shows_new_steps_by_itself_and_saves_its_table(
 
 
 @pytest.mark.full
-def test_map_and_table_have_a_row_per_host_where_that_is_chosen(run_url: str, opened: Opened) -> None:
+def test_heat_map_and_table_can_have_a_row_per_host(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/ranks") as page:
         ranks_drawn(page)
         table, heat = region(page, "All ranks"), figure(page, HEAT_MAP)
@@ -76,7 +76,7 @@ def test_map_and_table_have_a_row_per_host_where_that_is_chosen(run_url: str, op
 
 
 @pytest.mark.full
-def test_selections_live_in_the_address_and_the_back_button_undoes_them(run_url: str, opened: Opened) -> None:
+def test_selections_are_in_the_url_and_undone_by_the_back_button(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/ranks?rank=1") as page:
         ranks_drawn(page)
         heat = figure(page, HEAT_MAP)
@@ -116,7 +116,7 @@ def test_selections_live_in_the_address_and_the_back_button_undoes_them(run_url:
 
 
 @pytest.mark.full
-def test_the_colour_scheme_is_chosen_and_remembered(run_url: str, opened: Opened) -> None:
+def test_chosen_colour_scheme_survives_a_reload(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/ranks", color_scheme="light") as page:
         ranks_drawn(page)
         expect_scheme(page, "light")

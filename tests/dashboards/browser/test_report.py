@@ -65,7 +65,7 @@ def drawn(page: Page) -> None:
     page.wait_for_selector(":root.drawn", state="attached")
 
 
-def test_it_opens_from_a_disk_and_draws_everything(opened: Callable[..., Page]) -> None:
+def test_report_opens_offline_and_draws_every_figure(opened: Callable[..., Page]) -> None:
     page = opened(offline=True)
     drawn(page)
     expect(page.get_by_role("heading", name="Rank 2 on host node-1")).to_be_visible()
@@ -78,7 +78,7 @@ def test_it_opens_from_a_disk_and_draws_everything(opened: Callable[..., Page]) 
 
 
 @pytest.mark.full
-def test_figures_follow_the_scheme_of_the_system_and_of_the_buttons(opened: Callable[..., Page]) -> None:
+def test_figures_follow_the_system_and_the_chosen_colour_scheme(opened: Callable[..., Page]) -> None:
     page = opened(color_scheme="dark")
     drawn(page)
     heat = figure(page, HEAT_MAP)
@@ -101,13 +101,13 @@ def test_figures_follow_the_scheme_of_the_system_and_of_the_buttons(opened: Call
 
 
 @pytest.mark.full
-def test_it_fits_a_narrow_screen(opened: Callable[..., Page]) -> None:
+def test_report_fits_a_narrow_screen(opened: Callable[..., Page]) -> None:
     page = opened(viewport={"width": 390, "height": 800})
     drawn(page)
     assert fits(page)
 
 
-def test_tables_sort_and_everything_can_be_saved(opened: Callable[..., Page]) -> None:
+def test_report_tables_sort_and_figures_and_tables_can_be_saved(opened: Callable[..., Page]) -> None:
     page = opened(accept_downloads=True)
     drawn(page)
     table = region(page, "All ranks").get_by_role("table")
@@ -141,13 +141,15 @@ def test_tables_sort_and_everything_can_be_saved(opened: Callable[..., Page]) ->
     assert rows[3]["Imposed %"] == ""
 
 
-def test_without_scripts_the_words_stand_in_the_places_of_the_figures(opened: Callable[..., Page]) -> None:
+def test_report_without_javascript_shows_text_instead_of_figures(opened: Callable[..., Page]) -> None:
     page = opened(java_script_enabled=False)
     expect(page.locator("noscript p")).to_be_visible()  # Playwright passes over its text
     expect(page.get_by_text("Rank 2 made the others wait most")).to_be_visible()
 
 
-def test_a_browser_that_is_too_old_says_so(opened: Callable[..., Page], browser: Browser, tmp_path: Path, plain: Report) -> None:
+def test_too_old_browser_shows_a_warning_and_the_text(
+    opened: Callable[..., Page], browser: Browser, tmp_path: Path, plain: Report
+) -> None:
     del opened
     file = tmp_path / "old.html"
     file.write_bytes(plain.file)

@@ -30,7 +30,7 @@ else addEventListener("message", async event => {
 
 
 @pytest.mark.full
-def test_a_window_is_zoomed_chosen_saved_and_asked_for(
+def test_timeline_window_can_be_zoomed_selected_saved_and_requested(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[[Path], str]
 ) -> None:
     """A live run with a captured window: zoom, click, deep link, export."""
@@ -71,7 +71,7 @@ def click_open(page: Page) -> None:
 
 
 @pytest.mark.full
-def test_a_window_is_opened_in_perfetto(
+def test_window_opens_in_perfetto(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[..., str]
 ) -> None:
     """The trace arrives in the new tab, named, with the events of the window. A blocked tab and a lost session are reported."""
@@ -100,7 +100,7 @@ def test_a_window_is_opened_in_perfetto(
 
 
 @pytest.mark.full
-def test_another_origin_than_the_configured_one_gets_nothing(
+def test_trace_is_not_sent_to_another_origin(
     tmp_path: Path, write_run: Callable[..., Path], opened: Opened, serve: Callable[..., str]
 ) -> None:
     """A page of another origin answers in the tab: its answers do not count, so nothing is sent, and the page gives up."""

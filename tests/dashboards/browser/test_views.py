@@ -51,7 +51,7 @@ FADED = """() => document.getAnimations().every(one =>
     [pytest.param(view, marks=() if view.slug in ("", "timeline") else pytest.mark.full) for view in VIEWS],
     ids=lambda view: view.slug or "overview",
 )
-def test_a_view_is_drawn_accessible_and_reached_by_keyboard(site: str, opened: Opened, view: View) -> None:
+def test_view_is_drawn_accessible_and_operable_by_keyboard(site: str, opened: Opened, view: View) -> None:
     address = f"{site}{run_path('run-1', view.slug)}?rank=1"
     with opened(address, color_scheme="light", reduced_motion="reduce") as page:
         view_drawn(page)
@@ -84,7 +84,7 @@ def test_a_view_is_drawn_accessible_and_reached_by_keyboard(site: str, opened: O
 
 
 @pytest.mark.full
-def test_what_draws_the_figures_is_loaded_once(run_url: str, opened: Opened) -> None:
+def test_plotly_is_loaded_once(run_url: str, opened: Opened) -> None:
     with opened(run_url) as page:
         view_drawn(page)
         loaded = page.evaluate("performance.getEntriesByType('resource').map(one => one.name)")
@@ -94,7 +94,7 @@ def test_what_draws_the_figures_is_loaded_once(run_url: str, opened: Opened) -> 
 
 @pytest.mark.full
 @by_slug
-def test_a_view_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, view: View) -> None:
+def test_view_is_accessible_in_dark_scheme_and_on_a_narrow_screen(site: str, opened: Opened, view: View) -> None:
     address = site + run_path("run-1", view.slug)
     with opened(address, color_scheme="light") as page:
         view_drawn(page)
@@ -119,7 +119,7 @@ SITE = {
 
 
 @pytest.mark.parametrize("where", ["/", *(pytest.param(where, marks=pytest.mark.full) for where in SITE if where != "/")])
-def test_a_page_of_the_site_is_accessible_and_fits_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
+def test_site_page_is_accessible_and_fits_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
     with opened(f"{site}{where}", color_scheme="light") as page:
         expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])
         all_drawn(page)
@@ -131,7 +131,7 @@ def test_a_page_of_the_site_is_accessible_and_fits_a_narrow_screen(site: str, op
 
 @pytest.mark.full
 @pytest.mark.parametrize("where", SITE)
-def test_a_site_page_is_accessible_in_the_dark_and_on_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
+def test_site_page_is_accessible_in_dark_scheme_and_on_a_narrow_screen(site: str, opened: Opened, where: str) -> None:
     with opened(f"{site}{where}", color_scheme="light") as page:
         expect(page.get_by_role("heading", level=1)).to_have_text(SITE[where])
         all_drawn(page)
@@ -176,7 +176,7 @@ CHOICES: dict[str, tuple[str, str, str]] = {
 
 
 @pytest.mark.parametrize("slug", ["ranks", *(pytest.param(slug, marks=pytest.mark.full) for slug in CHOICES if slug != "ranks")])
-def test_a_choice_is_in_the_address_survives_reloads_and_is_undone_by_back(site: str, opened: Opened, slug: str) -> None:
+def test_choice_is_in_the_url_and_undone_by_the_back_button(site: str, opened: Opened, slug: str) -> None:
     label, choice, query = CHOICES[slug]
     address = site + run_path("run-1", slug)
     with opened(address) as page:
@@ -202,7 +202,7 @@ def test_a_choice_is_in_the_address_survives_reloads_and_is_undone_by_back(site:
 
 
 @pytest.mark.full
-def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -> None:
+def test_step_range_dragged_over_the_trend_is_in_the_url(run_url: str, opened: Opened) -> None:
     with opened(run_url) as page:
         trend = figure(page, "Lines of the step time over the steps")
         drawn(page, "Bars of the parts of a step", "Lines of the step time", "Line of what is done per second")
@@ -222,7 +222,7 @@ def test_a_drag_over_the_trend_is_in_the_address(run_url: str, opened: Opened) -
 
 
 @pytest.mark.full
-def test_a_click_on_a_row_of_the_table_shows_its_gpu(run_url: str, opened: Opened) -> None:
+def test_click_on_a_table_row_shows_the_gpu(run_url: str, opened: Opened) -> None:
     with opened(f"{run_url}/hardware") as page:
         lines = "Temperature, power, SM clock and use of the picked GPU"
         drawn(page, lines)
@@ -237,7 +237,7 @@ BARS = "Bars of the step time without each rank"
 
 
 @pytest.mark.full
-def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opened) -> None:
+def test_selected_straggler_is_carried_from_delays_to_what_if(run_url: str, opened: Opened) -> None:
     """Given a straggler, when it is selected by keyboard, cell and bar, then the address has it, and the page its gain."""
     with opened(f"{run_url}/delays") as page:
         drawn(page, "Bars of the wait", WAITS, "Stacked bars of the wait", "Stacked bars of the imposed wait")
@@ -268,7 +268,7 @@ def test_from_who_delayed_whom_to_what_it_would_gain(run_url: str, opened: Opene
 
 
 @pytest.mark.full
-def test_a_link_brings_everything_back(run_url: str, opened: Opened) -> None:
+def test_whatif_url_restores_the_selection(run_url: str, opened: Opened) -> None:
     """Given an address with a selection, when it is opened, then the control and the sentence show it."""
     with opened(f"{run_url}/whatif?without=rank:2,cause:input&price=3&currency=EUR") as page:
         drawn(page, BARS)

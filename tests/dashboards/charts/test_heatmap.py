@@ -38,7 +38,7 @@ def group_of(names: list[str], *, by_host: bool = False, cells: list[tuple[int, 
     )  # fmt: skip
 
 
-def test_a_heatmap_shows_the_values_and_holes_where_there_is_no_record(table: StepTable) -> None:
+def test_heatmap_shows_values_and_gaps_for_missing_records(table: StepTable) -> None:
     own = table.matrix("own_us")
     figure = step_heatmap(own, table.ranks, table.steps, LIGHT, label="own time", unit="us", blamed=[2])
     np.testing.assert_allclose(np.asarray(figure.data[0].z), own / 1e3, rtol=1e-6)
@@ -50,7 +50,7 @@ def test_a_heatmap_shows_the_values_and_holes_where_there_is_no_record(table: St
     assert "ms" in figure.data[0].hovertemplate
 
 
-def test_a_rank_that_left_nothing_is_a_hole_too() -> None:
+def test_rank_without_records_is_a_gap_in_the_heatmap() -> None:
     matrix = np.array([[10_000.0, 20_000.0], [30_000.0, 40_000.0]])
     figure = step_heatmap(matrix, [0, 2], [5, 8], LIGHT, label="own time", unit="us")
     shown = np.asarray(figure.data[0].z)
@@ -72,9 +72,7 @@ def test_a_rank_that_left_nothing_is_a_hole_too() -> None:
         (np.ones((2, 2)), [0, 1], [1, 10**12], "gaps too wide"),
     ],
 )
-def test_heatmap_without_anything_to_draw_says_why(
-    matrix: NDArray[np.float64], ranks: list[int], steps: list[int], message: str
-) -> None:
+def test_empty_heatmap_shows_the_reason(matrix: NDArray[np.float64], ranks: list[int], steps: list[int], message: str) -> None:
     figure = step_heatmap(
         matrix, np.array(ranks, dtype=np.int64), np.array(steps, dtype=np.int64), LIGHT, label="own time", unit="us"
     )
@@ -82,12 +80,12 @@ def test_heatmap_without_anything_to_draw_says_why(
 
 
 @pytest.mark.parametrize(("steps", "tick"), [(3, 1), (60, None)])
-def test_few_steps_are_labelled_one_by_one(steps: int, tick: int | None) -> None:
+def test_few_steps_are_labelled_individually(steps: int, tick: int | None) -> None:
     figure = step_heatmap(np.full((1, steps), 9_000.0), [0], range(steps), LIGHT, label="own time", unit="us")
     assert figure.layout.xaxis.dtick == tick
 
 
-def test_noise_does_not_fill_the_colour_scale() -> None:
+def test_small_noise_does_not_fill_the_colour_scale() -> None:
     matrix = 100_000.0 + np.arange(20.0).reshape(2, 10)
     heat = step_heatmap(matrix, [0, 1], range(10), LIGHT, label="step time", unit="us").data[0]
     assert (np.asarray(heat.z).max() - heat.zmin) / (heat.zmax - heat.zmin) < 0.01
@@ -101,7 +99,7 @@ def test_one_outlier_does_not_flatten_the_colour_scale() -> None:
     assert np.nanmax(np.asarray(heat.z)) == pytest.approx(5_000.0)
 
 
-def test_a_thousand_ranks_and_steps_fit_in_2_mb_and_keep_the_slow_one() -> None:
+def test_heatmap_of_1000_ranks_fits_in_2_mb_and_keeps_the_slow_rank() -> None:
     matrix = np.random.default_rng(1).normal(40_000, 1_000, (1024, 1000))
     matrix[611] += 30_000
     matrix[200:208, 300:340] = np.nan
@@ -135,13 +133,13 @@ def test_binning_keeps_the_highest_value_of_every_block(matrix: NDArray[np.float
             assert shown == np.float32(finite.max()) if finite.size else np.isnan(shown)
 
 
-def test_missing_values_are_null_on_the_wire(table: StepTable) -> None:
+def test_missing_values_are_valid_json(table: StepTable) -> None:
     """Plotly draws NaN in a typed array as a gap; a literal NaN in JSON would break the page."""
     figure = step_heatmap(table.matrix("own_us"), table.ranks, table.steps, LIGHT, label="own time", unit="us")
     json.loads(figure.to_json(), parse_constant=lambda name: pytest.fail(f"{name} in JSON"))
 
 
-def test_names_of_hosts_are_no_html_and_a_thousand_fit() -> None:
+def test_host_names_are_escaped_and_1000_hosts_fit() -> None:
     hosts = [f"<b>n{at}</b>" for at in range(1000)]
     figure = step_heatmap(
         np.arange(4000.0).reshape(1000, 4),
@@ -160,7 +158,7 @@ def test_names_of_hosts_are_no_html_and_a_thousand_fit() -> None:
     assert len(figure.to_json()) < 100_000
 
 
-def test_the_map_shows_rows_in_the_order_and_ranks_without_a_row_last() -> None:
+def test_heatmap_rows_follow_the_order_with_missing_ranks_last() -> None:
     matrix = np.array([[1.0, 2.0], [3.0, 4.0], [5.0, 6.0]]) * 1000
     figure = step_heatmap(matrix, [0, 1, 3], [0, 1], LIGHT, label="own time", unit="us", order=[2, 0, 1], blamed=[1])
     heat: Any = figure.data[0]
@@ -172,7 +170,7 @@ def test_the_map_shows_rows_in_the_order_and_ranks_without_a_row_last() -> None:
     assert [(shape.y0, shape.y1) for shape in figure.layout.shapes] == [(1.5, 2.5)]
 
 
-def test_rows_of_many_ranks_name_them() -> None:
+def test_binned_rows_list_their_ranks() -> None:
     order = list(range(1024))[::-1]
     matrix = np.ones((1024, 4)) * np.arange(1024)[:, None]
     figure = step_heatmap(matrix, range(1024), range(4), LIGHT, label="tokens", unit="tokens", order=order, picked=1023)
@@ -183,7 +181,7 @@ def test_rows_of_many_ranks_name_them() -> None:
     assert len(figure.to_json()) < 100_000
 
 
-def test_a_map_of_clocks_shows_the_lowest_and_says_so() -> None:
+def test_clock_heatmap_keeps_and_labels_the_lowest_value() -> None:
     clock = np.full((600, 1000), 1.98e9, np.float32)
     clock[413, 700] = 0.345e9
     metric = metrics.METRICS["sm_clock_hertz"]
@@ -196,22 +194,22 @@ def test_a_map_of_clocks_shows_the_lowest_and_says_so() -> None:
     assert heat.zmax == pytest.approx(1980)
 
 
-def test_a_map_of_what_is_not_known_says_how_to_get_it() -> None:
+def test_heatmap_of_an_unknown_metric_shows_how_to_record_the_metric() -> None:
     why = metrics.why_unknown("power_watts")
     figure = step_heatmap(np.full((2, 3), np.nan), [0, 1], [1, 2, 3], LIGHT, label="GPU power", unit="watts", why_unknown=why)
     assert "rankscope exporter" in notes(figure)[0]
 
 
-def test_a_group_without_waits_is_a_note() -> None:
+def test_wait_matrix_of_a_group_without_waits_has_a_note() -> None:
     assert notes(wait_matrix(group_of(["0", "1"], cells=[]), [0, 1], LIGHT)) == [NO_WAIT_IN_GROUP]
 
 
-def test_a_long_name_at_the_axis_is_cut_off_before_it_is_escaped() -> None:
+def test_long_axis_label_is_truncated_before_escaping() -> None:
     group = group_of(["&" * 40, "b"], by_host=True, cells=[(0, 1, 5.0)])
     assert wait_matrix(group, [0, 1], LIGHT).layout.yaxis.ticktext[0] == "&amp;" * 27 + "…"
 
 
-def test_the_hover_text_of_every_row_of_ranks_has_the_host() -> None:
+def test_hover_text_of_rank_rows_has_the_host() -> None:
     rows = MapRows("rank", hosts={rank: f"<i>node-{rank // 8}" for rank in range(1016)})
     few = step_heatmap(np.ones((12, 3)), range(12), range(3), LIGHT, label="own time", unit="us", rows=rows)
     assert few.data[0].y[9] == "rank 9 on &lt;i&gt;node-1"
@@ -222,13 +220,13 @@ def test_the_hover_text_of_every_row_of_ranks_has_the_host() -> None:
     assert list(matrix.y) == list(matrix.x) == ["rank 4 on node-0", "rank 9 on node-1", "rank 11"]
 
 
-def test_rows_of_equal_names_stay_two_rows() -> None:
+def test_rows_with_equal_labels_stay_separate() -> None:
     rows = MapRows("host", names=["n" * 500 + "a", "n" * 500 + "b"])
     figure = step_heatmap(np.ones((2, 3)), range(2), range(3), LIGHT, label="own time", unit="us", rows=rows)
     assert len(set(figure.data[0].y)) == 2
 
 
-def test_a_map_of_gpus_has_a_row_per_host_which_opens_into_its_gpus() -> None:
+def test_gpu_heatmap_has_a_row_per_host_that_expands_into_gpus() -> None:
     gpus = [SampledGpu(gpu_uuid=f"GPU-{at}", host=f"<b>n{at // 4}", index=at % 4) for at in range(8)]
     values = np.arange(16, dtype=np.float32).reshape(8, 2)
     hosts = gpu_cells(values, gpus, "highest", by_host=True, opened=6)
@@ -240,13 +238,13 @@ def test_a_map_of_gpus_has_a_row_per_host_which_opens_into_its_gpus() -> None:
     assert each.members == [[at] for at in range(8)]
 
 
-def test_no_graph_offers_to_upload_the_data() -> None:
+def test_graphs_have_no_upload_button() -> None:
     assert GRAPH_CONFIG["showSendToCloud"] is False
     assert GRAPH_CONFIG["displaylogo"] is False
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_sequential_colours_are_even_in_lightness(scheme: str) -> None:
+def test_sequential_colours_change_monotonically_in_lightness(scheme: str) -> None:
     def lightness(color: str) -> float:
         red, green, blue = (math.pow(int(color[at : at + 2], 16) / 255, 2.2) for at in (1, 3, 5))
         return 0.2126 * red + 0.7152 * green + 0.0722 * blue
@@ -256,6 +254,6 @@ def test_sequential_colours_are_even_in_lightness(scheme: str) -> None:
     assert (steps < 0).all() if scheme == "light" else (steps > 0).all()
 
 
-def test_unknown_scheme_is_drawn_light() -> None:
+def test_unknown_colour_scheme_falls_back_to_light() -> None:
     values: list[Any] = [None, "", "nonsense", "light"]
     assert all(palette(value) is LIGHT for value in values)

@@ -46,7 +46,7 @@ def compare_page(source: Any, search: str) -> str:
     return page_text(source, "/compare", search)
 
 
-def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> None:
+def test_page_shows_what_became_worse_and_where(source: DiskRuns) -> None:
     page = compare_page(source, "?runs=sound,slow")
     for expected in (
         "Worse",
@@ -70,11 +70,11 @@ def test_the_page_says_what_became_worse_and_shows_where(source: DiskRuns) -> No
     assert all(len(row) == len(parts.table.columns) for row in parts.table.rows)
 
 
-def test_the_other_way_round_it_became_better(source: DiskRuns) -> None:
+def test_swapped_comparison_is_better(source: DiskRuns) -> None:
     assert "Better" in compare_page(source, "?runs=slow,sound")
 
 
-def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
+def test_distributions_cover_the_compared_steps(source: DiskRuns) -> None:
     drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,slow")
     sound, slow = drawn.figure.data
     assert (sound.name, slow.name) == ("monday", "tuesday")
@@ -85,7 +85,7 @@ def test_the_distributions_are_of_the_compared_steps(source: DiskRuns) -> None:
     assert len(drawn.table.rows) == 2 * 101
 
 
-def test_changes_are_shown_per_host_and_per_rank(source: DiskRuns) -> None:
+def test_changes_can_be_shown_per_host_or_per_rank(source: DiskRuns) -> None:
     hosts, _ = draw_at(source, "/compare", "compare-ranks", "?runs=sound,slow")
     ranks, _ = draw_at(source, "/compare", "compare-ranks", "?runs=sound,slow&by=rank")
     assert set(hosts.figure.layout.yaxis.ticktext) == {"node-0", "node-1"}
@@ -93,7 +93,7 @@ def test_changes_are_shown_per_host_and_per_rank(source: DiskRuns) -> None:
     assert "rank 2 on node-1" in ranks.sentence
 
 
-def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
+def test_replaced_node_is_named_with_its_predecessor() -> None:
     def shift(rank: int, host_a: str, host_b: str, change: float, outcome: Any) -> RankShift:
         return RankShift(
             rank=rank, host_a=host_a, host_b=host_b, own_a_us=1.0, own_b_us=1.0, excess_a_us=0.0, excess_b_us=change,
@@ -105,14 +105,14 @@ def test_a_swapped_node_is_named_with_the_one_it_replaced() -> None:
 
 
 @pytest.mark.parametrize("by", ["host", "rank"])
-def test_changes_of_hosts_without_enough_data_are_not_called_the_same(source: DiskRuns, by: str) -> None:
+def test_changes_without_enough_data_are_not_called_unchanged(source: DiskRuns, by: str) -> None:
     drawn, _ = draw_at(source, "/compare", "compare-ranks", f"?runs=slow,short&by={by}")
     assert {trace.name for trace in drawn.figure.data} == {"not enough data"}
     assert "Not enough data" in drawn.sentence
     assert not any(trace.error_x.visible for trace in drawn.figure.data), "a mark without an interval has no whisker"
 
 
-def test_the_headline_is_one_sentence_and_marks_at_zero_are_whole(source: DiskRuns) -> None:
+def test_headline_is_one_sentence_and_the_axis_includes_zero(source: DiskRuns) -> None:
     comparison = source.compared(("sound", "slow"), None).result.comparisons[0]
     assert comparison.summary == f"{comparison.sentence} {comparison.details}"
     assert "Rank 2" in comparison.details
@@ -122,7 +122,7 @@ def test_the_headline_is_one_sentence_and_marks_at_zero_are_whole(source: DiskRu
     assert low < 0 < high
 
 
-def test_runs_of_two_sizes_are_judged_by_their_scaling(source: DiskRuns) -> None:
+def test_runs_of_different_sizes_show_no_part_differences(source: DiskRuns) -> None:
     page = compare_page(source, "?runs=sound,large")
     assert "ranks" in page
     assert "rankscope compare" in page
@@ -139,7 +139,7 @@ def test_one_run_is_compared_before_and_after_a_step(source: DiskRuns) -> None:
     assert "step 600 does not divide it" in compare_page(source, "?runs=sound&at=600")
 
 
-def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
+def test_too_short_run_is_reported_as_not_enough_data(source: DiskRuns) -> None:
     page = compare_page(source, "?runs=sound,short")
     assert "Not enough data" in page
     drawn, _ = draw_at(source, "/compare", "compare-steps", "?runs=sound,short")
@@ -148,7 +148,7 @@ def test_too_short_a_run_says_what_is_missing(source: DiskRuns) -> None:
     assert [line.name for line in course.figure.data] == ["monday", "short"]
 
 
-def test_the_chosen_comparison_is_drawn_and_all_are_in_a_table(source: DiskRuns) -> None:
+def test_chosen_pair_is_drawn_and_every_pair_is_in_the_table(source: DiskRuns) -> None:
     search = "?runs=sound,slow,short"
     page = compare_page(source, f"{search}&pair=short")
     for expected in ("short against monday", "tuesday", "Not enough data", "Worse", "pair=tuesday"):
@@ -160,14 +160,14 @@ def test_the_chosen_comparison_is_drawn_and_all_are_in_a_table(source: DiskRuns)
 
 
 @pytest.mark.parametrize(("outcome", "words"), [("untested", "not tested"), ("insufficient_data", "not enough data")])
-def test_a_difference_that_was_not_tested_is_not_called_insignificant(source: DiskRuns, outcome: Any, words: str) -> None:
+def test_untested_difference_is_not_called_insignificant(source: DiskRuns, outcome: Any, words: str) -> None:
     comparison = source.compared(["sound", "slow"]).result.comparisons[0]
     quantities = [msgspec.structs.replace(quantity, outcome=outcome, average=None) for quantity in comparison.quantities]
     drawn = part_differences(msgspec.structs.replace(comparison, quantities=quantities), palette("light"))
     assert [trace.name for trace in drawn.figure.data] == [words]
 
 
-def test_names_of_runs_are_labels_that_differ_and_no_html(folder: Path, write_run: WriteRun) -> None:
+def test_run_labels_are_unique_and_escaped(folder: Path, write_run: WriteRun) -> None:
     root = folder / "twice"
     for name in ("first", "second"):
         if not (root / name).exists():
@@ -193,15 +193,13 @@ def test_names_of_runs_are_labels_that_differ_and_no_html(folder: Path, write_ru
         ("?runs=sound,sound", "names one run"),
     ],
 )
-def test_what_cannot_be_compared_says_why(source: DiskRuns, search: str, expected: str) -> None:
+def test_invalid_comparison_shows_the_reason(source: DiskRuns, search: str, expected: str) -> None:
     page = compare_page(source, search)
     assert expected in page
     assert "See all runs" in page
 
 
-def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
-    memory_runs: Any, analysis: Analysis, table: StepTable
-) -> None:
+def test_pending_comparison_shows_progress_and_polls(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(analysis, table, run_id="b")
     memory_runs.problems["compare"] = NotReadyError(Progress("reading the runs", 1, 2))
     page = page_for("/compare", "?runs=run-1,b", memory_runs)
@@ -211,14 +209,16 @@ def test_a_comparison_that_is_being_made_says_how_far_and_asks_again(
     assert draw_at(memory_runs, "/compare", "compare-steps", "?runs=run-1,b")[1] is False
 
 
-def test_a_comparison_is_made_once_per_state_of_its_runs(source: DiskRuns) -> None:
+def test_comparison_is_cached_while_its_runs_are_unchanged(source: DiskRuns) -> None:
     assert source.compared(["sound", "slow"]) is source.compared(["sound", "slow"])
     with pytest.raises(UnknownRunError):
         source.compared(["sound", "nope"])
 
 
 @pytest.mark.slow
-def test_comparisons_are_made_beside_the_server(source: DiskRuns, folder: Path, tmp_path: Path, until_ready: UntilReady) -> None:
+def test_comparisons_are_computed_in_the_background(
+    source: DiskRuns, folder: Path, tmp_path: Path, until_ready: UntilReady
+) -> None:
     beside = DiskRuns(folder, JobBuilder(Store(tmp_path / "cache")))
     with pytest.raises(NotReadyError):
         beside.compared(["sound", "slow"])

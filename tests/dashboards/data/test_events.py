@@ -30,7 +30,7 @@ def times(event: HardwareEvent) -> tuple[int, int]:
     return event.unix_ns // SECOND, event.until_unix_ns // SECOND
 
 
-def test_throttling_is_one_event_from_its_first_sample_to_its_last() -> None:
+def test_throttling_is_one_event_from_first_to_last_sample() -> None:
     hot: dict[str, Any] = {"throttle_reasons": ["hw_thermal"]}
     cool: dict[str, Any] = {"throttle_reasons": []}
     first, second = events_of([cool, hot, hot, hot, cool, cool, hot])
@@ -39,7 +39,7 @@ def test_throttling_is_one_event_from_its_first_sample_to_its_last() -> None:
     assert "heat" in first.detail
 
 
-def test_where_nobody_tells_the_reasons_nothing_ends_and_nothing_begins() -> None:
+def test_missing_throttle_reasons_neither_end_nor_start_an_event() -> None:
     hot: dict[str, Any] = {"throttle_reasons": ["hw_thermal"]}
     assert [times(event) for event in events_of([hot, {}, {}, hot])] == [(0, 3)]
     assert events_of([{}, {}]) == []
@@ -49,22 +49,22 @@ def test_where_nobody_tells_the_reasons_nothing_ends_and_nothing_begins() -> Non
 @pytest.mark.parametrize(
     ("counter", "kind"), [("xid_errors", "xid"), ("ecc_uncorrected_errors", "ecc"), ("pcie_replays", "pcie_link")]
 )
-def test_a_counter_that_rises_is_an_event_and_what_it_had_before_is_none(counter: str, kind: str) -> None:
+def test_counter_increase_is_an_event_and_its_initial_value_is_not(counter: str, kind: str) -> None:
     (event,) = events_of([{counter: value} for value in (7, 7, 8, 10, 10)])
     assert (event.kind, times(event)) == (kind, (2, 3))
     assert event.detail.endswith(": 3")
 
 
-def test_a_counter_that_was_reset_counts_from_zero() -> None:
+def test_reset_counter_counts_from_zero() -> None:
     (event,) = events_of([{"ecc_uncorrected_errors": value} for value in (9, 2, 2)])
     assert event.detail.endswith(": 2")
 
 
-def test_errors_of_programs_are_no_events_of_the_gpu() -> None:
+def test_application_xid_errors_are_no_gpu_events() -> None:
     assert events_of([{"xid_errors": 0, "xid_errors_of_programs": 0}, {"xid_errors": 3, "xid_errors_of_programs": 3}]) == []
 
 
-def test_a_link_that_got_narrower_is_an_event_unless_the_gpu_is_idle() -> None:
+def test_narrowed_pcie_link_is_an_event_unless_the_gpu_is_idle() -> None:
     def link(width: int, use: float) -> dict[str, Any]:
         return {"pcie_link_width": width, "utilization_ratio": use}
 
@@ -75,7 +75,7 @@ def test_a_link_that_got_narrower_is_an_event_unless_the_gpu_is_idle() -> None:
     assert (down.kind, down.detail) == ("nvlink", "2 NVLinks down")
 
 
-def test_a_clock_that_stays_low_is_an_event_a_single_low_sample_is_none() -> None:
+def test_sustained_clock_drop_is_an_event_and_one_low_sample_is_not() -> None:
     def clocks(*values: float) -> list[dict[str, Any]]:
         return [{"sm_clock_hertz": value * 1e6, "utilization_ratio": 0.95} for value in values]
 
@@ -88,7 +88,7 @@ def test_a_clock_that_stays_low_is_an_event_a_single_low_sample_is_none() -> Non
 
 
 @given(st.lists(st.lists(st.sampled_from([*THROTTLES, "gpu_idle"]), unique=True), max_size=30))
-def test_samples_that_show_a_reason_are_just_those_in_its_events(reasons: list[list[str]]) -> None:
+def test_events_cover_exactly_the_samples_with_their_throttle_reason(reasons: list[list[str]]) -> None:
     covered = {
         (event.kind, second)
         for event in events_of([{"throttle_reasons": item} for item in reasons])
@@ -97,7 +97,7 @@ def test_samples_that_show_a_reason_are_just_those_in_its_events(reasons: list[l
     assert covered == {(reason, at) for at, item in enumerate(reasons) for reason in item if reason != "gpu_idle"}
 
 
-def test_the_most_important_of_too_many_events_stay_and_others_are_counted() -> None:
+def test_most_important_events_are_kept_and_the_others_counted() -> None:
     flapping = events_of([{"throttle_reasons": ["sw_power_cap"] if second % 2 else []} for second in range(100)])
     errors = events_of([{"xid_errors": 0}, {"xid_errors": 1}])
     events = most_important([*flapping, *errors], left_out=4, most=10)
@@ -108,7 +108,7 @@ def test_the_most_important_of_too_many_events_stay_and_others_are_counted() -> 
     assert {event.kind for event in events.events} <= set(KINDS)
 
 
-def test_a_reason_that_comes_and_goes_is_counted_beyond_a_limit() -> None:
+def test_events_of_a_flapping_reason_are_counted_beyond_the_limit() -> None:
     finder = EventFinder("node-1", "GPU-1")
     for second in range(1000):
         reasons = ["sw_power_cap"] if second % 2 else []
@@ -118,7 +118,7 @@ def test_a_reason_that_comes_and_goes_is_counted_beyond_a_limit() -> None:
     assert "xid" in {event.kind for event in events}
 
 
-def test_events_are_in_the_step_that_was_going_on() -> None:
+def test_events_are_assigned_to_the_step_in_progress() -> None:
     event = HardwareEvent(unix_ns=25, until_unix_ns=47, host="a", gpu_uuid="GPU-1", kind="xid", detail="")
     before = HardwareEvent(unix_ns=5, until_unix_ns=5, host="a", gpu_uuid="GPU-1", kind="xid", detail="")
     elsewhere = HardwareEvent(unix_ns=25, until_unix_ns=25, host="b", gpu_uuid="GPU-2", kind="xid", detail="")

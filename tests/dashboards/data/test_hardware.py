@@ -32,7 +32,7 @@ def sample(rank: int, step: float, **values: Any) -> HardwareSample:
     return HardwareSample(unix_ns=START_NS + int(step * STEP_NS), gpu_uuid=uuid(rank), gpu_index=rank, **values)
 
 
-def test_a_step_has_the_worst_of_its_samples_or_the_last_fresh_one_before() -> None:
+def test_step_has_its_worst_sample_or_the_last_fresh_one_before() -> None:
     starts = np.array([100, 200, 300, 400, 0, 900], np.int64)
     walls = np.array([0.1, 0.1, 0.1, 0.1, np.nan, 0.1])
     rows = rows_of([110, 150, 310, 360, 410], temperature_celsius=[70, 75, 60, np.nan, 65], sm_clock_hertz=[9, 5, 8, 7, np.nan])
@@ -44,7 +44,7 @@ def test_a_step_has_the_worst_of_its_samples_or_the_last_fresh_one_before() -> N
     assert np.isnan(in_steps(rows, "power_watts", starts, walls)).all()
 
 
-def test_metrics_of_a_gpu_are_those_of_the_rank_on_it(tmp_path: Path, write_run: WriteRun) -> None:
+def test_gpu_metrics_are_assigned_to_the_rank_on_the_gpu(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     write_samples(run, "node-1", [sample(3, step, temperature_celsius=50 + step, power_watts=700) for step in range(0, 60, 2)])
     source = DiskRuns(run)
@@ -63,7 +63,7 @@ def test_metrics_of_a_gpu_are_those_of_the_rank_on_it(tmp_path: Path, write_run:
     assert hardware.index.why_none is None
 
 
-def test_events_of_a_run_are_on_its_steps_and_say_that_they_are_simulated(tmp_path: Path, write_run: WriteRun) -> None:
+def test_events_have_steps_and_a_simulated_flag(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     hot = [
         sample(2, step + 0.5, throttle_reasons=["hw_thermal"] if 10 <= step < 20 else [], simulated=True) for step in range(60)
@@ -74,7 +74,7 @@ def test_events_of_a_run_are_on_its_steps_and_say_that_they_are_simulated(tmp_pa
     assert event.simulated
 
 
-def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
+def test_run_without_samples_names_the_exporter_command(tmp_path: Path, write_run: WriteRun) -> None:
     source = DiskRuns(write_run(tmp_path / "run"))
     assert source.part("run-1", "hardware").gpus == []
     for why in (source.part("run-1", "hardware").index.why_none, source.part("run-1", "events").why_none):
@@ -84,7 +84,7 @@ def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: W
     assert no_hardware("because").index.why_none == "because"
 
 
-def test_why_samples_are_missing_is_told_and_leaves_a_gap(tmp_path: Path, write_run: WriteRun) -> None:
+def test_missing_samples_leave_a_gap_and_their_reason(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     gone = HardwareSample(unix_ns=START_NS + 5 * STEP_NS, missing="the exporter does not answer")
     write_samples(run, "node-0", [sample(0, 1, power_watts=1), gone, sample(0, 9, power_watts=3)])
@@ -94,7 +94,7 @@ def test_why_samples_are_missing_is_told_and_leaves_a_gap(tmp_path: Path, write_
     np.testing.assert_array_equal(hardware.series(uuid(0)).values["power_watts"], [1, np.nan, 3])
 
 
-def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
+def test_hosts_are_sorted_numerically(tmp_path: Path) -> None:
     samples = SampleWriter(tmp_path)
     for host in ("node-10", "node-9"):
         samples.add(host, [sample(0, 1, power_watts=1)])
@@ -102,13 +102,13 @@ def test_hosts_are_in_the_order_of_their_numbers(tmp_path: Path) -> None:
     assert [gpu.host for gpu in read_hardware(tmp_path).gpus] == ["node-9", "node-10"]
 
 
-def test_only_reasons_are_a_run_without_samples_too(tmp_path: Path, write_run: WriteRun) -> None:
+def test_run_with_only_missing_samples_shows_their_reason(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     write_samples(run, "node-0", [HardwareSample(unix_ns=START_NS, missing="the exporter does not answer")])
     assert "node-0: the exporter does not answer" in str(DiskRuns(run).part("run-1", "hardware").index.why_none)
 
 
-def test_what_a_mig_device_does_not_tell_is_that_of_its_gpu(tmp_path: Path, write_run: WriteRun) -> None:
+def test_metrics_missing_from_a_mig_device_come_from_its_gpu(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     file = rank_dir(run, 0, 1) / "rank.json"
     info = msgspec.json.decode(file.read_bytes(), type=RankInfo)
@@ -131,7 +131,7 @@ def in_memory(rows: Any) -> Hardware:
 
 
 @given(st.lists(st.floats(0, 1000, width=32) | st.just(float("nan")), min_size=1, max_size=300), st.integers(2, 60))
-def test_a_long_series_keeps_what_stands_out_in_few_points(values: list[float], most: int) -> None:
+def test_downsampled_series_keeps_minimum_and_maximum(values: list[float], most: int) -> None:
     series = in_memory(rows_of(list(range(len(values))), power_watts=values)).series("GPU-1", most_points=most)
     result = series.values["power_watts"]
     assert len(result) == len(series.unix_ns) <= max(most, 2)
@@ -145,7 +145,7 @@ def test_a_long_series_keeps_what_stands_out_in_few_points(values: list[float], 
         np.testing.assert_array_equal(result, values)
 
 
-def test_a_part_of_a_series_has_all_of_its_samples() -> None:
+def test_short_part_of_a_series_keeps_every_sample() -> None:
     hardware = in_memory(rows_of(list(range(10_000)), power_watts=list(range(10_000))))
     part = hardware.series("GPU-1", since_unix_ns=100, until_unix_ns=199)
     np.testing.assert_array_equal(part.values["power_watts"], range(100, 200))
@@ -155,7 +155,7 @@ def test_a_part_of_a_series_has_all_of_its_samples() -> None:
     assert list(all_of_it.values["power_watts"][:4]) == [0, 9, 10, 19], "rising within the samples of each two"
 
 
-def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) -> None:
+def test_samples_added_in_parts_equal_samples_added_at_once(tmp_path: Path) -> None:
     samples = [sample(0, step, power_watts=float(step % 7), xid_errors=step // 20) for step in range(50)]
     once, parts = SampleWriter(tmp_path / "once"), SampleWriter(tmp_path / "parts")
     once.add("node-0", samples)
@@ -170,7 +170,7 @@ def test_samples_that_come_in_parts_are_those_that_come_at_once(tmp_path: Path) 
     assert len(at_once) == 50
 
 
-def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: WriteRun) -> None:
+def test_followed_run_has_the_same_data_as_a_finished_run(tmp_path: Path, write_run: WriteRun) -> None:
     """The following process updates twice: before and after steps and samples are added."""
     run = write_run(tmp_path / "run", steps=60, finished=False)
     files = [steps_file(run, rank) for rank in range(4)]
@@ -204,7 +204,7 @@ def test_following_shows_what_a_finished_run_shows(tmp_path: Path, write_run: Wr
     assert derived.part("topology") == at_once.part("run-1", "topology")
 
 
-def test_samples_of_a_live_run_that_were_replaced_are_read_anew(tmp_path: Path, write_run: WriteRun) -> None:
+def test_replaced_samples_of_a_live_run_are_read_again(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=40, finished=False)
     write_samples(run, "node-0", [sample(0, step, temperature_celsius=40 + step) for step in range(30)])
     derived = DerivedData(tmp_path / "live")

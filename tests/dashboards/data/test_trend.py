@@ -39,7 +39,7 @@ def same(first: Trend, other: Trend) -> bool:
     )
 
 
-def test_percentiles_are_those_of_numpy_and_the_slowest_rank_is_named(tmp_path: Path) -> None:
+def test_percentiles_match_numpy_and_the_slowest_rank_is_found(tmp_path: Path) -> None:
     # Given times of 20 ranks for more steps than one block, a tenth of them unknown
     rng = np.random.default_rng(0)
     wall = rng.gamma(4, 10_000, (20, 300)).astype(np.float32)
@@ -52,7 +52,7 @@ def test_percentiles_are_those_of_numpy_and_the_slowest_rank_is_named(tmp_path: 
     assert np.flatnonzero(trend.profiled).tolist() == [3]
 
 
-def test_what_no_rank_tells_is_not_known(tmp_path: Path) -> None:
+def test_values_that_no_rank_reports_are_unknown(tmp_path: Path) -> None:
     wall = np.full((3, 4), 50_000, np.float32)
     wall[:, 2] = np.nan
     trend = trend_of(tiles(tmp_path, wall_us=wall), NONE)
@@ -62,7 +62,7 @@ def test_what_no_rank_tells_is_not_known(tmp_path: Path) -> None:
     assert np.isnan(trend.samples).all()
 
 
-def test_a_run_without_steps_has_an_empty_trend(tmp_path: Path) -> None:
+def test_run_without_steps_has_an_empty_trend(tmp_path: Path) -> None:
     writer = TileWriter(tmp_path)
     writer.fill([], NONE, [])
     writer.publish()
@@ -84,7 +84,7 @@ class _Counted:
         return self._held.part(metric, first, last, most_columns=most_columns)
 
 
-def test_a_growing_run_is_read_incrementally_with_the_same_answer(tmp_path: Path) -> None:
+def test_growing_run_is_read_incrementally_with_the_same_trend(tmp_path: Path) -> None:
     # Given a trend of the first 500 steps
     wall = np.random.default_rng(0).gamma(4, 10_000, (5, 700)).astype(np.float32)
     before = trend_of(tiles(tmp_path / "a", wall_us=wall[:, :500], own_us=wall[:, :500]), NONE)
@@ -96,7 +96,7 @@ def test_a_growing_run_is_read_incrementally_with_the_same_answer(tmp_path: Path
     assert same(after, trend_of(grown, NONE))
 
 
-def test_what_is_written_is_read_again_and_damage_is_one_line(tmp_path: Path) -> None:
+def test_trend_file_round_trips_and_damage_is_an_error(tmp_path: Path) -> None:
     wall = np.concatenate([np.full((2, 60), 30_000), np.full((2, 60), 60_000)], axis=1).astype(np.float32)
     wall += np.random.default_rng(0).normal(0, 500, wall.shape).astype(np.float32)
     trend = trend_of(tiles(tmp_path, wall_us=wall, own_us=wall), NONE)
@@ -108,7 +108,7 @@ def test_what_is_written_is_read_again_and_damage_is_one_line(tmp_path: Path) ->
         read_trend(tmp_path / "trend.npz")
 
 
-def test_the_trend_of_a_run_on_disk_knows_its_profiled_steps(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_trend_of_a_stored_run_marks_profiled_steps(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     write_run(tmp_path / "run")
     trend = DiskRuns(tmp_path).part("run-1", "trend")
     assert trend.steps[trend.profiled].tolist() == [20, 21, 22]
@@ -118,12 +118,12 @@ def test_the_trend_of_a_run_on_disk_knows_its_profiled_steps(tmp_path: Path, wri
     assert (trend.samples == 32).all()
 
 
-def test_stretches_of_true_values() -> None:
+def test_stretches_are_the_ranges_of_true_values() -> None:
     assert list(stretches(np.array([True, True, False, True]))) == [(0, 2), (3, 4)]
     assert list(stretches(np.array([], bool))) == []
 
 
-def test_late_records_of_one_rank_are_in_the_trend_of_a_live_run(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_live_trend_includes_late_records_of_one_rank(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = write_run(tmp_path / "run", steps=60, finished=False)
     whole = {file: file.read_bytes() for file in sorted(run.rglob("steps-*.npy"))}
     (tmp_path / "live").mkdir()

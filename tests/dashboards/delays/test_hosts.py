@@ -53,7 +53,7 @@ def run() -> RunData:
     return run_of(source)
 
 
-def test_bars_are_sums_over_the_ranks_of_a_host(run: RunData) -> None:
+def test_host_bars_sum_over_the_ranks_of_the_host(run: RunData) -> None:
     drawn = draw(VIEW, "imposed-bars", run, BY_HOST)
     row: Any
     [row] = drawn.table.rows
@@ -65,17 +65,17 @@ def test_bars_are_sums_over_the_ranks_of_a_host(run: RunData) -> None:
     assert [(row[0], row[1]) for row in causes.table.rows] == [(AT_FAULT, 5e4), ("node-0", 1e4)]
 
 
-def test_bars_of_ranks_mark_all_ranks_of_a_host_at_fault(run: RunData) -> None:
+def test_rank_bars_mark_every_rank_of_a_host_at_fault(run: RunData) -> None:
     ticks = draw(VIEW, "imposed-bars", run, BY_RANK).figure.layout.yaxis.ticktext
     assert all(tick.startswith("<b>⚑ rank") for tick in ticks)
 
 
-def test_a_click_on_the_bar_of_a_host_picks_its_worst_rank(run: RunData) -> None:
+def test_click_on_a_host_bar_selects_its_worst_rank(run: RunData) -> None:
     assert pick(VIEW, "cause-bars", run, BY_HOST, {"hovertext": f"host {AT_FAULT}"}).rank == 9
     assert pick(VIEW, "cause-bars", run, BY_RANK, {"hovertext": "rank 9 on node-2"}).rank == 9
 
 
-def test_the_matrix_is_host_by_host(run: RunData) -> None:
+def test_wait_matrix_has_one_row_and_column_per_host(run: RunData) -> None:
     drawn = draw(VIEW, "wait-matrix", run, BY_HOST)
     heat: Any = drawn.figure.data[0]
     assert list(heat.x) == [f"host node-{at}" for at in range(4)]
@@ -86,7 +86,7 @@ def test_the_matrix_is_host_by_host(run: RunData) -> None:
     assert pick(VIEW, "wait-matrix", run, BY_HOST, {"y": heat.y[2]}).rank == 9
 
 
-def test_the_table_has_a_row_per_host(run: RunData) -> None:
+def test_cost_table_has_a_row_per_host(run: RunData) -> None:
     rows = table_rows(VIEW, "rank-costs", run, BY_HOST)
     assert [(row["host"], row["rank"], row["last_in"], row["direct_s"]) for row in rows] == [
         (AT_FAULT, 9, 8, 0.004),
@@ -96,7 +96,7 @@ def test_the_table_has_a_row_per_host(run: RunData) -> None:
     assert pick_row(VIEW, "rank-costs", run, BY_HOST, rows[0]["id"]).rank == 9, "that of the verdict"
 
 
-def test_the_choice_is_there_for_several_hosts(run: RunData) -> None:
+def test_row_choice_is_offered_for_several_hosts(run: RunData) -> None:
     choices = [block for block in walk(VIEW.blocks(run, BY_HOST)) if isinstance(block, Choice) and block.field == "rows"]
     assert [choice.value for choice in choices] == ["host"]
 
@@ -131,7 +131,7 @@ def picks(run: RunData) -> dict[str, set[int | None]]:
         ("insufficient_data", {"slow_rank": 3, "steps": 3}),
     ],
 )
-def test_all_views_pick_the_same_rank_of_a_host(
+def test_every_view_selects_the_same_rank_of_a_host(
     tmp_path: Path, write_run: Callable[..., Path], kind: str, about: dict[str, Any]
 ) -> None:
     run = run_at(write_run(tmp_path / "run", ranks=8, **about))
@@ -142,13 +142,13 @@ def test_all_views_pick_the_same_rank_of_a_host(
         assert picked["node-1"] == {3} == {verdict.rank}
 
 
-def test_the_rank_that_the_verdict_names_stands_for_its_host() -> None:
+def test_blamed_rank_is_the_worst_of_its_host() -> None:
     run = run_of(host_runs())
     assert hosts_of(run.analysis)[2].worst == run.analysis.verdict.rank == 9
     assert run.analysis.verdict.hosts == [AT_FAULT]
 
 
-def test_without_a_named_rank_own_time_then_wait_then_number_decide() -> None:
+def test_worst_rank_falls_back_to_own_time_then_wait_then_number() -> None:
     analysis = host_analysis()
     nobody = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, rank=None, ranks=[], hosts=[]))
     unknown = msgspec.structs.replace(nobody, ranks=[msgspec.structs.replace(row, own_us=None) for row in nobody.ranks])
@@ -176,7 +176,7 @@ def test_a_rank_of_a_longer_stage_is_not_the_worst_of_its_host() -> None:
     assert worst_ranks(staged, [range(8, 12)]) == [9]
 
 
-def test_hosts_at_an_axis_lose_the_domain_that_they_share() -> None:
+def test_host_labels_drop_the_common_domain() -> None:
     cluster = [f"gpu-node-{number:04}.pod-1.example.org" for number in range(3)]
     assert list(host_labels(cluster).values()) == ["gpu-node-0000", "gpu-node-0001", "gpu-node-0002"]
     assert host_labels(["n1.rack1", "n1.rack2"]) == {"n1.rack1": "n1.rack1", "n1.rack2": "n1.rack2"}

@@ -24,7 +24,7 @@ COLORS = palette("light")
 SLOW = 2
 
 
-def test_windows_tell_pairs_and_step_records_tell_causes(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_pairs_come_from_windows_and_causes_from_step_records(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     delays = run_at(write_run(tmp_path / "run")).delays
 
     assert delays.matrix_source == "windows"
@@ -57,7 +57,7 @@ def test_causes_of_step_records_add_up_to_the_imposed_wait(tmp_path: Path, write
     assert "profile a window" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
-def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_large_groups_are_shown_per_host(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run", ranks=70, steps=12, windows=False))
     group = run.delays.groups[0]
 
@@ -68,14 +68,14 @@ def test_large_groups_are_shown_host_by_host(tmp_path: Path, write_run: Callable
     assert "host by host" in text_of(write(VIEW, "about-matrix", run, PageState()))
 
 
-def test_a_run_without_waits_has_one_note_instead_of_empty_panels(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_run_of_one_rank_has_a_note_instead_of_empty_panels(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run", ranks=1, windows=False, slow_rank=None))
 
     assert figure_names(VIEW, run, PageState()) == []
     assert "one rank" in text_of(VIEW.blocks(run, PageState()))
 
 
-def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_figures_have_a_caption_and_a_data_table(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run"))
     drawn = {name: draw(VIEW, name, run, PageState(), COLORS) for name in figure_names(VIEW, run, PageState())}
 
@@ -87,7 +87,7 @@ def test_figures_have_their_numbers_and_a_sentence(tmp_path: Path, write_run: Ca
     assert all(len(row) == len(figure.table.columns) for figure in drawn.values() for row in figure.table.rows)
 
 
-def test_without_a_named_rank_no_table_charges_one(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_no_table_charges_a_rank_when_the_verdict_names_none(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run", slow_rank=None))
     assert run.analysis.verdict.ranks == []
     assert run.analysis.imposed_wait
@@ -96,21 +96,21 @@ def test_without_a_named_rank_no_table_charges_one(tmp_path: Path, write_run: Ca
     assert {row["imposed_percent"] for row in rank_table(run.analysis)} == {None}
 
 
-def test_a_click_on_a_cell_picks_who_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_click_on_a_cell_selects_the_rank_that_was_waited_for(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run"))
     for state, picked in ((PageState(rows="rank"), 1), (PageState(rows="host"), SLOW)):
         row = list(draw(VIEW, "wait-matrix", run, state, COLORS).figure.data[0].y)[1]
         assert pick(VIEW, "wait-matrix", run, state, {"y": row}).rank == picked
 
 
-def test_an_unknown_group_in_the_address_is_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_unknown_group_in_the_url_falls_back_to_the_first(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run"))
     first = draw(VIEW, "wait-matrix", run, PageState(), COLORS)
 
     assert draw(VIEW, "wait-matrix", run, PageState(group="gone"), COLORS).sentence == first.sentence
 
 
-def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
+def test_timeline_is_per_step_and_names_the_charged_rank() -> None:
     timeline = CauseTimeline(
         first=[0, 10], last=[9, 14], steps=[10, 5], causes_us={"input": [50_000.0, 50_000.0], "gc": [0.0, 10_000.0]},
         worst=[3, 1], worst_share=[1.0, 0.6],
@@ -123,11 +123,11 @@ def test_the_timeline_is_per_step_and_names_who_is_charged() -> None:
     assert figure.data[0].hovertext[1] == "steps 10 to 14<br>most of it: rank 1 (60%)"
 
 
-def test_without_step_records_causes_are_not_known() -> None:
+def test_causes_without_step_records_have_a_note() -> None:
     assert notes(cause_bars([], COLORS)) == [joined(NO_STEPS)]
 
 
-def test_names_of_hosts_are_inert(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_host_names_are_escaped(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     path = write_run(tmp_path / "run", ranks=70, steps=12, windows=False)
     for about in path.rglob("rank.json"):
         about.write_text(json.dumps({**json.loads(about.read_text()), "host": f"n\u202e{about.parent.name}"}))
@@ -136,7 +136,7 @@ def test_names_of_hosts_are_inert(tmp_path: Path, write_run: Callable[..., Path]
     assert any("u202e" in name for group in groups for name in group.names)
 
 
-def test_imposed_wait_shows_who_cost_most(analysis: Analysis) -> None:
+def test_imposed_wait_lists_the_costliest_rank_first(analysis: Analysis) -> None:
     figure = imposed_bars(analysis.imposed_wait, COLORS, names=BarNames(blamed=[2]))
     cost, hidden = figure.data
     assert list(cost.hovertext) == ["rank 2", "rank 0"], "ranks that imposed nothing are left out"
@@ -145,13 +145,13 @@ def test_imposed_wait_shows_who_cost_most(analysis: Analysis) -> None:
     assert list(figure.layout.yaxis.ticktext) == ["<b>⚑ rank 2</b><br>360 ms · 98%", "rank 0<br>7 ms · 2%"]
 
 
-def test_imposed_wait_tells_nobody_waited_from_not_known() -> None:
+def test_imposed_wait_distinguishes_zero_from_unknown() -> None:
     nobody = [ImposedWait(rank=0, imposed_us=0.0, imposed_exposed_us=0.0, share=None)]
     assert "No rank was found waiting" in notes(imposed_bars(nobody, COLORS))[0]
     assert "not known" in notes(imposed_bars([], COLORS))[0]
 
 
-def test_imposed_wait_of_many_ranks_is_cut_to_the_costliest() -> None:
+def test_imposed_wait_shows_only_the_costliest_of_many_ranks() -> None:
     rows = [ImposedWait(rank=rank, imposed_us=1e3 + rank, imposed_exposed_us=1e3, share=None) for rank in range(100)]
     figure = imposed_bars(rows, COLORS)
     assert list(figure.data[0].hovertext) == [f"rank {rank}" for rank in range(99, 99 - MOST_BARS, -1)]

@@ -86,13 +86,13 @@ def _variables(board: Json) -> dict[str, Json]:
     return {variable["name"]: variable for variable in board["templating"]["list"]}
 
 
-def test_the_files_are_what_the_code_makes() -> None:
+def test_board_files_match_the_generated_ones() -> None:
     by_key = {str(path.relative_to(FOLDER)): path.read_text() for path in FOLDER.rglob("*.json")}
     assert by_key == texts(), "make docs"
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_a_board_is_of_the_shape_that_grafana_knows(uid: str) -> None:
+def test_board_round_trips_through_the_grafana_sdk(uid: str) -> None:
     plugins.register_default_plugins()
     board = BOARDS[uid]
     again = json.loads(json.dumps(Dashboard.from_json(board), cls=JSONEncoder))
@@ -102,7 +102,7 @@ def test_a_board_is_of_the_shape_that_grafana_knows(uid: str) -> None:
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_a_board_is_told_from_others_and_cannot_be_clicked_to_pieces(uid: str) -> None:
+def test_board_has_its_own_uid_and_title_and_is_not_editable(uid: str) -> None:
     board = BOARDS[uid]
     assert re.fullmatch(r"rankscope-[a-z-]+", uid)
     assert "rankscope" in board["tags"]
@@ -124,7 +124,7 @@ def test_a_board_is_told_from_others_and_cannot_be_clicked_to_pieces(uid: str) -
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_variables_choose_the_data_source_and_several_of_everything(uid: str) -> None:
+def test_variables_choose_the_data_source_and_allow_several_values(uid: str) -> None:
     variables = _variables(BOARDS[uid])
     assert (variables["datasource"]["type"], variables["datasource"]["query"]) == ("datasource", "prometheus")
     assert variables["datasource"]["label"] == "Data source"  # template-datasource-rule
@@ -149,7 +149,7 @@ def test_variables_choose_the_data_source_and_several_of_everything(uid: str) ->
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_every_panel_explains_its_content_unit_and_what_emptiness_means(uid: str) -> None:
+def test_every_panel_has_description_unit_and_no_data_text(uid: str) -> None:
     for panel in panels(BOARDS[uid]):
         title, defaults = panel["title"], panel["fieldConfig"]["defaults"]
         assert panel["type"] in KINDS, title
@@ -171,7 +171,7 @@ def test_every_panel_explains_its_content_unit_and_what_emptiness_means(uid: str
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_panels_have_places_and_ids_of_their_own(uid: str) -> None:
+def test_panels_have_unique_ids_titles_and_positions(uid: str) -> None:
     board = BOARDS[uid]
     ids = [panel["id"] for panel in board["panels"]] + [panel["id"] for row in board["panels"] for panel in row.get("panels", ())]
     assert len(set(ids)) == len(ids)
@@ -191,7 +191,7 @@ def test_panels_have_places_and_ids_of_their_own(uid: str) -> None:
             taken |= cells
 
 
-def test_every_query_parses(require_program: Callable[[str], str], tmp_path: Path) -> None:  # target-promql-rule
+def test_promtool_accepts_every_query(require_program: Callable[[str], str], tmp_path: Path) -> None:  # target-promql-rule
     rules = [{"record": f"query:{index}", "expr": put_in(target.expr, PUT_IN)} for index, target in enumerate(TARGETS)]
     (tmp_path / "queries.yaml").write_text(json.dumps({"groups": [{"name": "queries", "rules": rules}]}))
     command = [require_program("promtool"), "check", "rules", "--lint=none", str(tmp_path / "queries.yaml")]
@@ -200,20 +200,20 @@ def test_every_query_parses(require_program: Callable[[str], str], tmp_path: Pat
     assert f"{len(TARGETS)} rules found" in completed.stdout
 
 
-def test_every_query_asks_for_what_is_chosen() -> None:
+def test_every_query_filters_by_the_chosen_job_and_instance() -> None:
     for target, selector in _selected():
         for label in ("job", "instance"):
             if selector.matchers.get(label) != ("=~", f"${label}"):
                 assert _excluded(f"target-{label}-rule", selector.metric), (target.name, selector)
 
 
-def test_every_query_uses_variables_that_its_board_has() -> None:
+def test_every_query_uses_only_variables_of_its_board() -> None:
     for target in TARGETS:
         used = {item for pair in re.findall(r"\$\{(\w+)|\$([A-Za-z_]\w*)", target.expr) for item in pair if item}
         assert used <= _variables(BOARDS[target.board]).keys() | BUILT_IN.keys(), target.name
 
 
-def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> None:
+def test_only_counters_are_rated_and_ratios_are_never_averaged() -> None:
     for target, selector in _selected():
         is_counter = selector.metric in COUNTERS | PARTS or selector.metric.endswith("_total")
         grows = selector.function in ("rate", "increase")
@@ -227,7 +227,7 @@ def test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged() -> No
     assert not {target.name for target in TARGETS if functions(target.expr) & {"avg", "avg_over_time"}}
 
 
-def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
+def test_every_metric_is_exported_recorded_or_listed_as_external() -> None:
     ours = KNOWN.keys() | PARTS | _recorded().keys()
     used = {selector.metric for _, selector in _selected()}
     for board in BOARDS.values():
@@ -239,7 +239,7 @@ def test_every_metric_is_one_that_somebody_publishes_or_records() -> None:
 
 
 @pytest.mark.parametrize("uid", BOARDS)
-def test_panels_on_recording_rules_report_missing_ones_and_keep_their_step(uid: str) -> None:
+def test_panels_on_recording_rules_report_missing_rules(uid: str) -> None:
     resting = False
     for panel in panels(BOARDS[uid]):
         metrics = {selector.metric for target in panel["targets"] for selector in selectors(target["expr"])}
@@ -253,7 +253,7 @@ def test_panels_on_recording_rules_report_missing_ones_and_keep_their_step(uid: 
         assert {"not loaded", "loaded"} <= set(re.findall(r'"text": "([^"]+)"', json.dumps(loaded)))
 
 
-def test_links_lead_to_boards_there_are_and_to_the_page_of_the_run() -> None:
+def test_links_lead_to_existing_boards_and_to_the_run_page() -> None:
     text = json.dumps(list(BOARDS.values()))
     boards = set(re.findall(r'"/d/([a-z-]+)\?', text))
     assert {"rankscope-node", "rankscope-run", "rankscope-alerts"} <= boards <= BOARDS.keys()
@@ -265,7 +265,7 @@ def test_links_lead_to_boards_there_are_and_to_the_page_of_the_run() -> None:
         assert f"http://h/run/{shown}" in (overview_url("http://h", "r1"), overview_url("http://h", "r1", rank=3))
 
 
-def test_a_link_in_a_table_takes_what_the_table_has() -> None:
+def test_table_links_use_only_fields_of_the_table() -> None:
     # a hidden column is filtered out, so a link cannot name it
     for board in BOARDS.values():
         for panel in panels(board):
@@ -276,7 +276,7 @@ def test_a_link_in_a_table_takes_what_the_table_has() -> None:
             assert used <= set(shown), (panel["title"], used - set(shown))
 
 
-def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
+def test_alert_table_has_every_distinguishing_label() -> None:
     files_of_cases = (Path(__file__).parents[2] / "alerts" / "rules").glob("*.yaml")
     tests = [test for file in files_of_cases for test in yaml.load(file.read_text(), yaml.CSafeLoader)["tests"]]
     cases = [case for test in tests for case in test.get("alert_rule_test", [])]
@@ -287,14 +287,14 @@ def test_the_table_of_alerts_keeps_apart_what_differs() -> None:
     assert labels - {"uuid", "run", "model"} <= shown  # the gpu_uuid is the uuid; the others follow from shown columns
 
 
-def test_every_exclusion_has_a_reason_and_is_needed() -> None:
-    test_every_query_asks_for_what_is_chosen()
-    test_counters_are_rates_gauges_are_not_and_ratios_are_never_averaged()
+def test_every_lint_exclusion_has_a_reason_and_is_needed() -> None:
+    test_every_query_filters_by_the_chosen_job_and_instance()
+    test_only_counters_are_rated_and_ratios_are_never_averaged()
     assert all(len(exclusion["reason"]) > 20 for exclusion in _exclusions())
     assert needed == set(range(len(_exclusions())))
 
 
-def test_the_library_that_makes_boards_is_not_needed_to_hand_them_out() -> None:
+def test_export_does_not_import_the_board_generator_library() -> None:
     code = (
         "import sys; import rankscope.dashboards.grafana.commands, rankscope.dashboards.grafana.export as export\n"
         "export.shipped()\n"
@@ -315,5 +315,5 @@ def test_the_library_that_makes_boards_is_not_needed_to_hand_them_out() -> None:
         ('max by (a) (count_over_time(x{a="1"}[$__range:1m])) / ($__range_s / 60)', [("x", "$__range:1m", "count_over_time")]),
     ],
 )
-def test_selectors_are_found(expr: str, expected: list[Any]) -> None:
+def test_metric_selectors_are_extracted_from_queries(expr: str, expected: list[Any]) -> None:
     assert [(selector.metric, selector.range, selector.function) for selector in selectors(expr)] == expected

@@ -31,7 +31,7 @@ def variable(path: Path, name: str) -> dict[str, object]:
     return ones
 
 
-def test_a_folder_has_boards_and_what_tells_grafana_where_they_are(tmp_path: Path) -> None:
+def test_exported_folder_has_boards_and_provisioning_files(tmp_path: Path) -> None:
     written = export(tmp_path / "out")
 
     boards = {f"dashboards/{board.uid}.json" for board in shipped()}
@@ -44,14 +44,14 @@ def test_a_folder_has_boards_and_what_tells_grafana_where_they_are(tmp_path: Pat
     assert (source["type"], source["uid"]) == ("prometheus", "prometheus")
 
 
-def test_without_options_boards_are_as_they_were_generated(tmp_path: Path) -> None:
+def test_export_by_default_writes_boards_as_generated(tmp_path: Path) -> None:
     export(tmp_path)
     generated = files("rankscope.dashboards") / "grafana" / "json"
     for path in (tmp_path / "dashboards").iterdir():
         assert path.read_text() == (generated / path.name).read_text()
 
 
-def test_addresses_are_put_into_every_board(tmp_path: Path) -> None:
+def test_dashboard_url_and_data_source_are_set_in_every_board(tmp_path: Path) -> None:
     completed = run("export", tmp_path, "--datasource-uid", "prom-1", "--dashboard-url", "https://r.example/x/")
 
     assert completed.exit_code == 0
@@ -64,12 +64,12 @@ def test_addresses_are_put_into_every_board(tmp_path: Path) -> None:
     assert source["uid"] == "prom-1"
 
 
-def test_programs_get_what_was_written_as_an_object(tmp_path: Path) -> None:
+def test_json_output_lists_the_written_files(tmp_path: Path) -> None:
     completed = json.loads(run("export", tmp_path, "--format", "json").stdout)
     assert all(Path(name).is_file() for name in completed["files"])
 
 
-def test_exporting_again_replaces_its_own_files_and_leaves_others(tmp_path: Path) -> None:
+def test_repeated_export_replaces_own_files_and_keeps_others(tmp_path: Path) -> None:
     export(tmp_path, dashboard_url="https://old.example")
     (tmp_path / "dashboards" / "mine.json").write_text("{}")
 
@@ -95,7 +95,7 @@ def test_exporting_again_replaces_its_own_files_and_leaves_others(tmp_path: Path
         ("--dashboard-url", "http://h/\n"),
     ],
 )
-def test_what_is_no_uid_or_address_is_refused(tmp_path: Path, option: str, value: str) -> None:
+def test_invalid_uid_or_url_is_a_usage_error(tmp_path: Path, option: str, value: str) -> None:
     completed = run("export", tmp_path / "out", option, value)
     assert completed.exit_code == 2
     assert option in completed.stderr
@@ -103,7 +103,7 @@ def test_what_is_no_uid_or_address_is_refused(tmp_path: Path, option: str, value
     assert not (tmp_path / "out").exists()
 
 
-def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
+def test_unwritable_output_path_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(InputError, match="file"):
         export(tmp_path / "file")
@@ -112,7 +112,7 @@ def test_a_place_that_cannot_be_written_is_named(tmp_path: Path) -> None:
         export(tmp_path / "out")
 
 
-def test_the_list_names_every_board() -> None:
+def test_list_command_names_every_board() -> None:
     answer = json.loads(run("list", "--format", "json").stdout)
     rows = answer["boards"]
     assert answer["schema"] == "rankscope.grafana/1"
@@ -123,7 +123,7 @@ def test_the_list_names_every_board() -> None:
     assert all(row["panels"] >= 10 for row in rows)
 
 
-def test_the_command_itself_ends_with_status_3_and_one_line(
+def test_unwritable_output_is_a_one_line_error_with_status_3(
     cli: Callable[..., subprocess.CompletedProcess[str]], tmp_path: Path
 ) -> None:
     (tmp_path / "file").write_text("")

@@ -64,7 +64,7 @@ PLANTED = {
 
 
 @pytest.mark.full
-def test_every_query_has_data_or_a_reason(
+def test_every_query_returns_data_or_is_listed_with_a_reason(
     start_exporter: Callable[..., RunningExporter],
     fake_nvml_library: Path,
     require_program: Callable[[str], str],

@@ -36,7 +36,7 @@ def run(tmp_path: Path, write_run: WriteRun) -> RunData:
     return run_at(path)
 
 
-def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> None:
+def test_heatmap_has_a_row_per_gpu_and_a_value_per_step(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(rank=3), LIGHT)
     (heat,) = drawn.figure.data
     assert list(heat.y) == ["node-1 · GPU 0", "node-1 · GPU 1"]
@@ -50,7 +50,7 @@ def test_the_map_has_a_row_per_gpu_and_the_gauge_of_every_step(run: RunData) -> 
     assert drawn.table.rows[STEPS + 20] == ("node-1 · GPU 1", 20.0, START_NS + 20 * STEP_NS, 88.0)
 
 
-def test_the_picked_gpu_is_marked_for_any_uuid_until_a_rank_is_picked(run: RunData) -> None:
+def test_selected_gpu_is_marked_unless_a_rank_is_selected(run: RunData) -> None:
     for state, row in (
         (PageState(gpu=uuid(3).removeprefix("GPU-")), 1),
         (PageState(gpu=uuid(3), rank=3), 1),
@@ -61,21 +61,21 @@ def test_the_picked_gpu_is_marked_for_any_uuid_until_a_rank_is_picked(run: RunDa
         assert f"node-1 · GPU {row}," in draw(VIEW, "gpu-lines", run, state, LIGHT).sentence
 
 
-def test_of_clocks_the_lowest_is_the_worst(run: RunData) -> None:
+def test_lowest_clock_counts_as_the_worst(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(gauge="sm_clock_hertz"), LIGHT)
     assert drawn.figure.data[0].reversescale
     assert drawn.figure.data[0].z.min() == 1200
     assert "lowest is on node-1 · GPU 1" in drawn.sentence
 
 
-def test_a_gauge_without_readings_says_so_and_an_unknown_one_is_the_usual(run: RunData) -> None:
+def test_gauge_without_readings_has_a_note_and_unknown_gauge_the_default(run: RunData) -> None:
     drawn = draw(VIEW, "gpu-map", run, PageState(gauge="memory_used_bytes"), LIGHT)
     assert "No GPU memory used is known" in notes(drawn.figure)[0]
     other = draw(VIEW, "gpu-map", run, PageState(gauge="own_us"), LIGHT)
     assert "GPU temperature" in other.sentence
 
 
-def test_a_clock_that_drops_stands_above_the_own_time_of_the_rank(run: RunData) -> None:
+def test_gpu_lines_show_clock_drops_and_own_time_on_one_axis(run: RunData) -> None:
     figure = draw(VIEW, "gpu-lines", run, PageState(rank=3), LIGHT).figure
     lines = {trace.name: trace for trace in figure.data}
     assert {"heat (hardware)", "clock dropped", "Xid error", "SM clock", "Own time of rank 3"} <= set(lines)
@@ -88,7 +88,7 @@ def test_a_clock_that_drops_stands_above_the_own_time_of_the_rank(run: RunData) 
     assert {trace.xaxis for trace in figure.data} == {None}, "one axis for all"
 
 
-def test_the_steps_of_the_address_are_those_that_are_shown(run: RunData) -> None:
+def test_steps_in_the_url_select_the_shown_range(run: RunData) -> None:
     state = PageState(rank=3, steps=(30, 34))
     heat = draw(VIEW, "gpu-map", run, state, LIGHT).figure.data[0]
     np.testing.assert_array_equal(heat.x, range(30, 35))
@@ -101,7 +101,7 @@ def test_the_steps_of_the_address_are_those_that_are_shown(run: RunData) -> None
         draw(VIEW, "gpu-map", run, PageState(steps=(900, 901)), LIGHT)
 
 
-def test_the_table_has_what_was_told_and_nothing_for_what_was_not(run: RunData) -> None:
+def test_table_shows_reported_values_and_none_for_unreported_ones(run: RunData) -> None:
     calm, throttled = table_rows(VIEW, "gpu-table", run, PageState())
     assert throttled["throttled"] == pytest.approx(100 / 3)
     assert throttled["throttled_by"] == "heat (hardware) 33.3 %"
@@ -113,27 +113,27 @@ def test_the_table_has_what_was_told_and_nothing_for_what_was_not(run: RunData) 
         assert calm[unknown] is None
 
 
-def test_clicks_pick_the_gpu_and_the_rank_on_it(run: RunData) -> None:
+def test_click_selects_the_gpu_and_its_rank(run: RunData) -> None:
     cell = pick(VIEW, "gpu-map", run, PageState(), {"x": 30, "y": "node-1 · GPU 1"})
     row = pick_row(VIEW, "gpu-table", run, PageState(), uuid(3))
     assert cell == row == PageState(gpu=uuid(3), rank=3)
 
 
-def test_a_gpu_of_which_there_is_nothing_is_said_in_a_line(run: RunData) -> None:
+def test_gpu_without_samples_is_a_one_line_error(run: RunData) -> None:
     with pytest.raises(RankscopeError, match="no samples of GPU GPU-x"):
         draw(VIEW, "gpu-lines", run, PageState(gpu="GPU-x"), LIGHT)
     with pytest.raises(RankscopeError, match="GPU of rank 0"):
         draw(VIEW, "gpu-lines", run, PageState(rank=0), LIGHT)
 
 
-def test_what_is_missing_is_said_with_how_to_get_it(run: RunData) -> None:
+def test_hints_name_the_source_and_ranks_without_gpu_samples(run: RunData) -> None:
     text = text_of(write(VIEW, "gpu-hints", run, PageState()))
     assert f"Source: {ORIGIN}. 2 GPUs on 1 host" in text
     assert "No samples of the GPUs of ranks 0, 1" in text
     assert "Simulated GPUs" in text
 
 
-def test_a_run_without_samples_says_how_to_get_them(tmp_path: Path, write_run: WriteRun) -> None:
+def test_run_without_samples_names_the_options_to_record_samples(tmp_path: Path, write_run: WriteRun) -> None:
     run = run_at(write_run(tmp_path / "run"))
     text = text_of(VIEW.blocks(run, PageState()))
     for part in ("rankscope exporter", "--exporter-url URL", "--no-hardware"):
@@ -163,7 +163,7 @@ def in_memory(rows: dict[str, Any], clock: StepClock | None = None, **about: dic
     return Hardware(HardwareIndex(gpus), lambda gpu: rows[gpu.gpu_uuid], clock)
 
 
-def test_a_long_run_has_few_columns_and_keeps_the_worst_sample() -> None:
+def test_long_run_is_binned_and_keeps_the_worst_sample() -> None:
     steps = 5_000
     clock = StepClock(np.arange(steps), 1000 + np.arange(steps) * 100)
     watts = [500.0] * steps
@@ -177,7 +177,7 @@ def test_a_long_run_has_few_columns_and_keeps_the_worst_sample() -> None:
     assert columns.along(np.array([1000, 1050, 10**9])).tolist() == [0, 0.5, pytest.approx(columns.at[-1] + columns.steps_each)]
 
 
-def test_without_steps_the_axis_is_the_time() -> None:
+def test_axis_without_steps_is_time() -> None:
     second = 10**9
     hardware = in_memory({"one": rows_of([second, 2 * second, 3 * second], power_watts=[1, 2, 3])})
     columns = time_columns(hardware, (5, 6))
@@ -186,14 +186,14 @@ def test_without_steps_the_axis_is_the_time() -> None:
     assert "No step has a time" in text_of(gpu_hints(hardware, HardwareEvents(), None))
 
 
-def test_idle_clocks_do_not_count_as_low() -> None:
+def test_clocks_of_an_idle_gpu_do_not_count_as_low() -> None:
     rows = rows_of(list(range(10)), sm_clock_hertz=[3e8] * 5 + [2e9] * 5, utilization_ratio=[0.0] * 5 + [0.9] * 5)
     hardware = in_memory({"one": rows}, StepClock(np.arange(10), np.arange(10) + 1))
     (statistics,) = statistics_of(hardware, time_columns(hardware, None))
     assert statistics.usual_clock_hertz == statistics.low_clock_hertz == pytest.approx(2e9)
 
 
-def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
+def test_mig_device_has_the_temperature_of_its_gpu() -> None:
     times = list(range(100, 1100, 100))
     rows = {
         "GPU-parent": rows_of(times, temperature_celsius=[70.0] * 10, power_watts=[300.0] * 10),
@@ -208,7 +208,7 @@ def test_a_mig_device_has_the_heat_of_its_gpu_and_no_power_of_its_own() -> None:
     assert "1 MIG device" in text_of(gpu_hints(hardware, HardwareEvents(), None))
 
 
-def test_a_gpu_whose_samples_ended_early_is_stale() -> None:
+def test_gpu_with_old_samples_is_reported_as_stale() -> None:
     second = 10**9
     rows = {"old": rows_of([second, 2 * second], power_watts=[1, 1]), "new": rows_of([second, 200 * second], power_watts=[1, 1])}
     text = text_of(gpu_hints(in_memory(rows, StepClock(np.array([0]), np.array([900 * second]))), HardwareEvents(), None))
@@ -217,7 +217,7 @@ def test_a_gpu_whose_samples_ended_early_is_stale() -> None:
     assert "Reasons for reduced clocks are not known" in text
 
 
-def test_links_say_what_they_were() -> None:
+def test_degraded_links_show_their_former_state() -> None:
     gpu = SampledGpu(
         gpu_uuid="one",
         host="a",
@@ -233,6 +233,6 @@ def test_links_say_what_they_were() -> None:
     assert row["link_errors"] == 3
 
 
-def test_a_sample_has_the_margin_that_the_exporter_tells() -> None:
+def test_sample_has_the_temperature_margin_of_the_exporter() -> None:
     (sample,) = read_page(b'gpu_temperature_margin_celsius{uuid="GPU-1"} 12.5\n', 1)
     assert sample.temperature_margin_celsius == 12.5

@@ -21,18 +21,18 @@ from rankscope.dashboards.runs.view import COLUMNS as RUN_COLUMNS
 from rankscope.dashboards.web.config import DashboardConfig
 
 
-def test_a_page_has_its_name_in_the_title_and_in_the_navigation(call: Caller) -> None:
+def test_page_name_is_in_the_title_and_the_navigation(call: Caller) -> None:
     assert call.page("/lost-hours")["title"] == "Lost GPU-hours · rankscope"
     links = call("site-links.children", {"url.pathname": "/lost-hours"}, triggered="url.pathname")["site-links"]["children"]
     current = [link["props"]["children"]["props"]["href"] for link in links if link["props"]["aria-current"] == "page"]
     assert current == ["/lost-hours"]
 
 
-def test_every_column_has_a_dash_for_what_is_not_known() -> None:
+def test_every_column_shows_a_dash_for_unknown_values() -> None:
     assert all("null ? '-'" in column_def(column)["valueFormatter"]["function"] for column in [*RANK_COLUMNS, *RUN_COLUMNS])
 
 
-def test_unknown_addresses_lead_back_to_the_list(memory_runs: Any) -> None:
+def test_unknown_url_links_back_to_the_run_list(memory_runs: Any) -> None:
     addresses: list[Any] = ["/run/nope", "/run/<script>", "/somewhere/else", 5, ["x"], {"a": 1}]
     for path in addresses:
         output = page_text(memory_runs, path)
@@ -47,7 +47,7 @@ def test_an_unreadable_run_shows_the_reason(memory_runs: Any) -> None:
     assert draw_at(memory_runs, RANKS, "step-heatmap")[0].sentence == reason
 
 
-def test_the_only_run_is_the_front_page(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_front_page_redirects_to_the_only_run(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     http = create_app(memory_runs).server.test_client()
     answer = http.get("/")
     assert (answer.status_code, answer.headers["Location"]) == (302, "/run/run-1")
@@ -55,7 +55,7 @@ def test_the_only_run_is_the_front_page(memory_runs: Any, analysis: Analysis, ta
     assert http.get("/").status_code == 200
 
 
-def test_the_numbers_of_a_figure_can_be_saved(memory_runs: Any) -> None:
+def test_figure_data_can_be_downloaded_as_csv(memory_runs: Any) -> None:
     http = create_app(memory_runs).server.test_client()
     answer = http.get("/run/run-1/delays/data/imposed-bars.csv?rank=1")
     assert answer.headers["Content-Disposition"].endswith("run-1-imposed-bars.csv")
@@ -65,7 +65,7 @@ def test_the_numbers_of_a_figure_can_be_saved(memory_runs: Any) -> None:
         assert http.get(path).status_code == 404
 
 
-def test_every_response_forbids_what_pages_do_not_need(memory_runs: Any) -> None:
+def test_every_response_has_restrictive_security_headers(memory_runs: Any) -> None:
     http = create_app(memory_runs).server.test_client()
     for path in ("/run/run-1", "/_dash-layout", "/-/healthy", "/assets/style.css"):
         with http.get(path) as response:  # a file stays open until its response is closed
@@ -80,7 +80,7 @@ def test_every_response_forbids_what_pages_do_not_need(memory_runs: Any) -> None
         assert headers["Cross-Origin-Opener-Policy"] == "same-origin-allow-popups"  # a page reaches the Perfetto that it opens
 
 
-def test_only_loopback_names_are_answered_unless_told_otherwise(memory_runs: Any) -> None:
+def test_only_loopback_and_allowed_host_names_are_served(memory_runs: Any) -> None:
     elsewhere = {"Host": "evil.example"}
     http = create_app(memory_runs).server.test_client()
     for path in ("/", "/run/run-1", "/_dash-layout", "/login", "/assets/style.css"):
@@ -101,23 +101,23 @@ def test_only_loopback_names_are_answered_unless_told_otherwise(memory_runs: Any
         ("127.0.0.1.evil.example:8050", 400), ("", 400), ("[", 400),
     ],
 )  # fmt: skip
-def test_a_name_is_answered_as_a_whole(memory_runs: Any, host: str, status: int) -> None:
+def test_host_header_must_match_a_whole_allowed_name(memory_runs: Any, host: str, status: int) -> None:
     config = DashboardConfig(allowed_hosts=("a..b", "runs.example.org", ".runs.test", "my_app"))
     http = create_app(memory_runs, config).server.test_client()
     assert http.get("/_dash-layout", headers={"Host": host}).status_code == status
 
 
-def test_a_probe_may_ask_under_any_name(memory_runs: Any) -> None:
+def test_health_check_accepts_any_host_header(memory_runs: Any) -> None:
     assert create_app(memory_runs).server.test_client().get("/-/healthy", headers={"Host": "10.0.0.7"}).text == "ok\n"
 
 
-def test_nothing_in_the_page_points_elsewhere(memory_runs: Any) -> None:
+def test_page_has_no_external_urls(memory_runs: Any) -> None:
     html = create_app(memory_runs).server.test_client().get("/run/run-1").text
     assert "http://" not in html
     assert "https://" not in html
 
 
-def test_a_thousand_ranks_make_a_small_page(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_page_of_1024_ranks_is_small(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     ranks = [msgspec.structs.replace(analysis.ranks[0], rank=rank) for rank in range(1024)]
     memory_runs.put(msgspec.structs.replace(analysis, ranks=ranks), table)
     assert len(page_text(memory_runs, RANKS)) < 700_000

@@ -23,7 +23,7 @@ from rankscope.dashboards.words.wording import not_renewed
 RUN = "/run/run-1"
 
 
-def test_figures_follow_run_address_and_scheme(call: Caller) -> None:
+def test_figures_follow_run_url_and_colour_scheme(call: Caller) -> None:
     default, wall, dark, unknown = (
         call.redrawn(("figure", "step-heatmap", "figure"), RANKS, search, scheme=scheme)
         for search, scheme in (("", None), ("?metric=wall_us&rank=1", "light"), ("", "dark"), ("?metric=no_such_metric", None))
@@ -35,7 +35,7 @@ def test_figures_follow_run_address_and_scheme(call: Caller) -> None:
     assert unknown == default, "a link with an unknown metric still shows something"
 
 
-def test_a_page_is_delivered_with_its_figures_in_the_scheme_of_the_browser(call: Caller) -> None:
+def test_page_contains_its_figures_in_the_browser_colour_scheme(call: Caller) -> None:
     identifier: Any = {"name": "step-heatmap", "type": "figure"}
     light, dark = (find(call.page(RANKS, "?rank=1", scheme)["content"], identifier) for scheme in ("light", "dark"))
     assert light["figure"] == call.redrawn(("figure", "step-heatmap", "figure"), RANKS, "?rank=1")
@@ -45,7 +45,9 @@ def test_a_page_is_delivered_with_its_figures_in_the_scheme_of_the_browser(call:
     assert caption["data-waits"] is None
 
 
-def test_parts_captions_and_tables_follow_the_run(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
+def test_page_parts_captions_and_tables_follow_the_run(
+    memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
+) -> None:
     later = msgspec.structs.replace(analysis, verdict=msgspec.structs.replace(analysis.verdict, summary="All is well now."))
     memory_runs.put(msgspec.structs.replace(later, ranks=later.ranks[:3]), table)
     assert "All is well now." in str(call.redrawn(("part", "verdict", "children"), RUN))
@@ -53,7 +55,7 @@ def test_parts_captions_and_tables_follow_the_run(memory_runs: Any, analysis: An
     assert "60 steps" in call.redrawn(("says", "step-heatmap", "children"), RANKS)
 
 
-def test_a_table_gets_the_columns_of_hosts_with_their_rows(memory_runs: Any, call: Caller) -> None:
+def test_table_by_host_has_host_columns_and_rows(memory_runs: Any, call: Caller) -> None:
     memory_runs.put(host_analysis(), host_table())
     by_host = {
         prop: call.redrawn(("grid", "rank-table", prop), RANKS, "?rows=host") for prop in ("rowData", "columnDefs", "style")
@@ -64,17 +66,17 @@ def test_a_table_gets_the_columns_of_hosts_with_their_rows(memory_runs: Any, cal
 
 
 @pytest.mark.parametrize(("path", "name"), [(RUN, "waterfall"), (RUN, "trend"), (RANKS, "step-heatmap")])
-def test_a_figure_keeps_its_height_when_the_window_is_resized_or_printed(call: Caller, path: str, name: str) -> None:
+def test_figure_style_has_the_height_of_its_layout(call: Caller, path: str, name: str) -> None:
     height = call.redrawn(("figure", name, "figure"), path)["layout"]["height"]
     assert call.redrawn(("figure", name, "style"), path)["height"] == f"{height}px"
 
 
-def test_a_note_in_the_place_of_a_long_figure_fits_a_narrow_screen(call: Caller) -> None:
+def test_note_that_replaces_a_figure_has_no_minimum_width(call: Caller) -> None:
     assert "minWidth" not in call.redrawn(("figure", "step-heatmap", "style"), RANKS)
     assert call.redrawn(("figure", "alert-times", "style"), "/run/run-1/alerts")["minWidth"] == "0"
 
 
-def test_selection_goes_into_the_address_and_back(call: Caller) -> None:
+def test_selection_is_written_to_and_read_from_the_url(call: Caller) -> None:
     shown = {"metric": "own_us", "rank": ""}
 
     def address_after(*happened: Any, path: str = RANKS) -> str | None:
@@ -99,7 +101,7 @@ def test_selection_goes_into_the_address_and_back(call: Caller) -> None:
     assert "address" not in back
 
 
-def test_a_choice_on_a_page_of_many_runs_is_in_the_address(call: Caller) -> None:
+def test_choice_on_the_comparison_page_is_in_the_url(call: Caller) -> None:
     chosen = call.selected(("control", "by", "rank"), "?runs=a,b", controls={"by": "host"}, path="/compare")
     assert chosen["address"]["search"] == "?runs=a,b&by=rank"
     back = call.selected(("address", "", None), "?runs=a,b", controls={"by": "rank"}, path="/compare")
@@ -107,7 +109,7 @@ def test_a_choice_on_a_page_of_many_runs_is_in_the_address(call: Caller) -> None
     assert "address" not in back
 
 
-def test_a_control_shows_what_the_page_shows_for_an_address(memory_runs: Any, call: Caller) -> None:
+def test_controls_show_the_selection_of_the_url(memory_runs: Any, call: Caller) -> None:
     memory_runs.put(host_analysis(), host_table())
     click = ("figure", "step-heatmap", {"points": [{"x": 1, "y": "node-1"}]})
     by_host = {"rows": "host", "rank": ""}
@@ -118,12 +120,12 @@ def test_a_control_shows_what_the_page_shows_for_an_address(memory_runs: Any, ca
     assert call.value_of(back, "rows") == "host"
 
 
-def test_what_is_selected_goes_along_to_the_other_views(call: Caller) -> None:
+def test_selection_is_kept_in_links_to_other_views(call: Caller) -> None:
     links = call.selected(("control", "rank", 3), controls={"rank": ""})["views"]["children"]
     assert "'/run/run-1/overlap?rank=3'" in str(links)
 
 
-def test_a_live_run_is_followed_until_it_ends(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
+def test_live_run_is_polled_until_the_run_ends(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.put(analysis, table, status="live")
     seen = call.shown(RUN)
     assert seen["every_ms"] > 0
@@ -144,9 +146,7 @@ def test_a_live_run_is_followed_until_it_ends(memory_runs: Any, analysis: Analys
     assert call.shown(RUN)["every_ms"] == 0
 
 
-def test_a_live_page_has_the_last_step_and_when_it_was_written(
-    memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
-) -> None:
+def test_live_page_shows_the_last_step_and_its_age(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.put(analysis, table, status="live", last_write_unix_ns=time.time_ns() - 2 * 10**9)
     for live in (call.shown(RUN)["live"], call.polled(RUN)["live"]):
         assert live["step"] == 59
@@ -155,9 +155,7 @@ def test_a_live_page_has_the_last_step_and_when_it_was_written(
     assert call.polled(RUN)["live"] is None
 
 
-def test_the_page_waits_for_the_analysis_of_what_has_changed(
-    memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
-) -> None:
+def test_page_updates_only_after_the_new_analysis(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.put(analysis, table, status="live")
     seen = call.shown(RUN)["version"]
 
@@ -169,7 +167,7 @@ def test_the_page_waits_for_the_analysis_of_what_has_changed(
     assert call.polled(RUN)["version"] != seen, "now it has, and nothing else"
 
 
-def test_an_unreadable_run_keeps_its_page_which_reports_the_problem(memory_runs: Any, call: Caller) -> None:
+def test_page_of_a_run_that_became_unreadable_stays_with_a_note(memory_runs: Any, call: Caller) -> None:
     away = memory_runs.summaries.pop("run-1")
     answer = call.polled(RUN)
     assert "version" not in answer
@@ -183,7 +181,7 @@ def test_an_unreadable_run_keeps_its_page_which_reports_the_problem(memory_runs:
     assert call.polled(RUN)["note"] == not_renewed(stale)
 
 
-def test_a_page_that_is_being_computed_is_made_again_with_its_progress(memory_runs: Any, call: Caller) -> None:
+def test_pending_page_is_redrawn_with_its_progress(memory_runs: Any, call: Caller) -> None:
     memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
     seen = call.shown(RUN)
     assert seen["whole"]
@@ -195,7 +193,7 @@ def test_a_page_that_is_being_computed_is_made_again_with_its_progress(memory_ru
     assert not call.shown(RUN)["whole"]
 
 
-def test_a_figure_that_is_being_computed_says_that_it_waits(memory_runs: Any, call: Caller) -> None:
+def test_pending_figure_is_marked_as_waiting(memory_runs: Any, call: Caller) -> None:
     def waits() -> str | None:
         result: str | None = call.redrawn(("says", "trend", "data-waits"), RUN)
         return result
@@ -205,13 +203,13 @@ def test_a_figure_that_is_being_computed_says_that_it_waits(memory_runs: Any, ca
     assert waits() == "1"
 
 
-def test_nonsense_is_no_poll(call: Caller) -> None:
+def test_malformed_poll_request_is_ignored(call: Caller) -> None:
     assert call("answer.data", {"asked.data": 5}, triggered="asked.data") == {}
     for nonsense in ({}, {"rows": 5}, {"rows": [None, {}], "search": 7, "whole": "x"}):
         assert "rows" not in call.polled("/nowhere", **nonsense)
 
 
-def test_a_comparison_that_is_made_replaces_its_progress(
+def test_comparison_page_is_kept_while_pending_and_on_an_error(
     memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller
 ) -> None:
     memory_runs.put(analysis, table, run_id="b")
@@ -223,6 +221,6 @@ def test_a_comparison_that_is_made_replaces_its_progress(
     assert "version" not in call.polled("/compare", search=search, whole=True)
 
 
-def test_a_page_with_content_keeps_it_while_the_next_is_computed(memory_runs: Any, call: Caller) -> None:
+def test_page_keeps_its_content_while_an_update_is_computed(memory_runs: Any, call: Caller) -> None:
     memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
     assert "version" not in call.polled(RUN)

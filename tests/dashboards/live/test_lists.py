@@ -21,7 +21,7 @@ from rankscope.dashboards.runs.view import MOST_ASKED
 RUNS = {"type": "grid", "name": "runs"}
 
 
-def test_a_column_without_a_value_is_hidden(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
+def test_column_without_values_is_hidden(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.cached.add("run-1")
 
     def hidden() -> set[str]:
@@ -33,13 +33,13 @@ def test_a_column_without_a_value_is_hidden(memory_runs: Any, analysis: Analysis
     assert {"lost", "cost"} <= hidden()
 
 
-def test_so_many_rows_are_answered_at_a_time(call: Caller) -> None:
+def test_number_of_rows_per_poll_is_limited(call: Caller) -> None:
     answer = call.polled("/", rows=["no-such-run", *["run-1"] * 100])
     assert len(answer["rows"]) == MOST_ASKED - 1, "the unknown one is left out"
     assert "rows" not in call.polled("/alerts", rows=["run-1"])
 
 
-def test_the_list_is_sent_again_when_runs_change(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
+def test_run_list_is_sent_again_when_a_run_ends(memory_runs: Any, analysis: Analysis, table: StepTable, call: Caller) -> None:
     memory_runs.put(analysis, table, run_id="live", status="live")
     seen = call.shown("/")["version"]
 
@@ -58,7 +58,7 @@ def test_the_list_is_sent_again_when_runs_change(memory_runs: Any, analysis: Ana
     assert len(call.redrawn(("grid", "runs", "rowData"), "/")) == 1
 
 
-def test_the_search_is_in_the_address(call: Caller) -> None:
+def test_search_text_is_in_the_url(call: Caller) -> None:
     assert find(call.opened("/", "?q=bert"), RUNS)["dashGridOptions"]["quickFilterText"] == "bert"
     chosen = call.selected(("control", "q", "ber t"), "?picked=run-1", controls={"q": ""}, path="/")
     assert PageState.parse(chosen["address"]["search"]) == PageState(q="ber t", picked="run-1")
@@ -66,13 +66,13 @@ def test_the_search_is_in_the_address(call: Caller) -> None:
     assert call.value_of(back, "q") == ""
 
 
-def test_a_click_picks_a_row_unless_it_follows_a_link(call: Caller) -> None:
+def test_click_selects_a_row_unless_the_cell_is_a_link(call: Caller) -> None:
     picked = call.selected(("grid", "runs", {"rowId": "run-1", "colId": "cause"}), path="/")
     assert picked["address"]["search"] == "?picked=run-1"
     assert "address" not in call.selected(("grid", "runs", {"rowId": "run-1", "colId": "name"}), path="/")
 
 
-def test_marked_runs_can_be_compared(call: Caller) -> None:
+def test_selected_runs_can_be_compared(call: Caller) -> None:
     def mark(*ids: str) -> str:
         name = '{"name":"runs","type":"grid"}.selectedRows'
         rows = [{"id": item} for item in ids]
@@ -83,7 +83,7 @@ def test_marked_runs_can_be_compared(call: Caller) -> None:
     assert f"At most {MOST_COMPARED}" in mark(*map(str, range(MOST_COMPARED + 1)))
 
 
-def test_the_open_page_learns_of_new_alerts_and_else_stays_as_it_is(memory_runs: Any, call: Caller) -> None:
+def test_open_page_updates_only_for_new_alerts(memory_runs: Any, call: Caller) -> None:
     seen = call.polled("/alerts")["version"]
     assert call.polled("/alerts")["version"] == seen
     firing = alert("firing", end_s=None)

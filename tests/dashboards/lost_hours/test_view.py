@@ -45,7 +45,7 @@ def page(source: Any, search: str = "") -> str:
     return page_text(source, PAGE.path, search)
 
 
-def test_a_host_that_several_runs_blame_comes_first() -> None:
+def test_host_blamed_by_several_runs_is_listed_first() -> None:
     losses = cluster_losses(
         [
             RunLoss(run("a"), brief(lost("node-1", 1.0), host_gpu_hours={"node-1": 8.0, "node-2": 8.0})),
@@ -64,7 +64,7 @@ def test_a_host_that_several_runs_blame_comes_first() -> None:
     assert [item.run_id for item in losses.counted] == ["a", "b", "c", "d"]
 
 
-def test_hours_of_rare_steps_are_told_apart(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_hours_lost_in_rare_steps_are_listed_separately(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     collected = [
         RunLoss(run("a"), brief(lost("node-1", 1.0, "checkpoint", steps="rare"), lost("node-1", 3.0, "compute"))),
         RunLoss(run("b"), brief(lost("node-1", 2.0, "compute", steps="rare"))),
@@ -86,7 +86,7 @@ def rare_of(summary: str) -> RareSteps:
     )  # fmt: skip
 
 
-def test_a_loss_has_its_price_whatever_the_verdict_costs(analysis: Analysis) -> None:
+def test_cost_of_a_loss_does_not_depend_on_the_verdict_cost(analysis: Analysis) -> None:
     # given a finding beside a verdict that costs nothing
     finding = msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=2.0)
     verdict = msgspec.structs.replace(analysis.verdict, kind="balanced", gpu_hours_lost=None, cost=None)
@@ -96,7 +96,7 @@ def test_a_loss_has_its_price_whatever_the_verdict_costs(analysis: Analysis) -> 
     assert result.currency == "USD"
 
 
-def test_what_is_not_in_the_sum_is_told_apart() -> None:
+def test_runs_left_out_of_the_sum_are_listed_by_reason() -> None:
     losses = cluster_losses(
         [
             RunLoss(run("new"), None),
@@ -120,21 +120,21 @@ def test_what_is_not_in_the_sum_is_told_apart() -> None:
     assert losses.gpu_hours == 0.5
 
 
-def test_a_rate_is_not_known_where_the_host_is_not() -> None:
+def test_loss_rate_of_an_unknown_host_is_unknown() -> None:
     (loss,) = cluster_losses([RunLoss(run("a"), brief(lost(None, 1.0))), RunLoss(run("b"), brief(lost(None, 1.0)))]).hosts
     assert loss.rate is None
     assert not loss.repeated, "nobody is not an offender"
 
 
 @given(st.lists(st.tuples(st.sampled_from(["a", "b", None]), st.floats(0, 1e6)), max_size=20))
-def test_nothing_is_lost_between_runs_and_hosts(losses: list[tuple[str | None, float]]) -> None:
+def test_total_loss_equals_the_sum_over_hosts(losses: list[tuple[str | None, float]]) -> None:
     collected = [RunLoss(run(str(number)), brief(lost(host, hours))) for number, (host, hours) in enumerate(losses)]
     summed = cluster_losses(collected)
     assert summed.gpu_hours == pytest.approx(sum(hours for _, hours in losses))
     assert sum(len(host.runs) for host in summed.hosts) == len(losses)
 
 
-def test_a_loss_is_charged_to_the_host_of_the_rank_that_is_blamed(analysis: Analysis) -> None:
+def test_loss_is_charged_to_the_host_of_the_blamed_rank(analysis: Analysis) -> None:
     finding = msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=12.4)
     (charged,) = losses_of(msgspec.structs.replace(analysis, findings=[finding])).lost_by
     assert (charged.host, charged.rank, charged.cause, charged.gpu_hours) == ("node-1", 2, "input", 12.4)
@@ -142,7 +142,7 @@ def test_a_loss_is_charged_to_the_host_of_the_rank_that_is_blamed(analysis: Anal
     assert charged.cost == pytest.approx(31.0)
 
 
-def test_a_loss_of_ranks_on_several_hosts_is_no_single_hosts(analysis: Analysis) -> None:
+def test_loss_of_ranks_on_several_hosts_is_charged_to_no_host(analysis: Analysis) -> None:
     verdict = msgspec.structs.replace(analysis.verdict, ranks=[0, 2])
     finding = msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=1.0)
     (charged,) = losses_of(msgspec.structs.replace(analysis, verdict=verdict, findings=[finding])).lost_by
@@ -152,7 +152,7 @@ def test_a_loss_of_ranks_on_several_hosts_is_no_single_hosts(analysis: Analysis)
     assert (charged.host, charged.rank) == ("node-1", None)
 
 
-def test_the_loss_of_a_host_at_fault_is_its_own_whatever_else_is_named(analysis: Analysis) -> None:
+def test_loss_of_a_host_at_fault_is_charged_to_the_host_alone(analysis: Analysis) -> None:
     verdict = msgspec.structs.replace(analysis.verdict, ranks=[0, 2, 3], hosts=["node-1"])
     finding = msgspec.structs.replace(
         analysis.findings[0], gpu_hours_lost=12.4, rank=2, ranks=[2, 3], host="node-1", whole_host=True
@@ -161,7 +161,7 @@ def test_the_loss_of_a_host_at_fault_is_its_own_whatever_else_is_named(analysis:
     assert (charged.host, charged.rank, charged.gpu_hours) == ("node-1", None, 12.4)
 
 
-def test_gpu_time_trained_is_of_gpus_only(analysis: Analysis) -> None:
+def test_trained_gpu_hours_exclude_cpu_ranks(analysis: Analysis) -> None:
     trained = losses_of(analysis).host_gpu_hours
     assert trained == pytest.approx(dict.fromkeys(("node-0", "node-1"), 2 * 60 * 77300.0 / 3600000000.0))
     cpus = msgspec.structs.replace(analysis, ranks=[msgspec.structs.replace(rank, device_kind="cpu") for rank in analysis.ranks])
@@ -173,7 +173,7 @@ def with_loss(analysis: Analysis) -> Analysis:
     return msgspec.structs.replace(analysis, findings=[msgspec.structs.replace(analysis.findings[0], gpu_hours_lost=12.4)])
 
 
-def test_the_page_has_hosts_causes_runs_and_what_is_missing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_page_lists_hosts_causes_runs_and_runs_left_out(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     for name in ("one", "two"):
         memory_runs.put(with_loss(analysis), table, run_id=name, name=name)
         memory_runs.cached.add(name)
@@ -187,7 +187,7 @@ def test_the_page_has_hosts_causes_runs_and_what_is_missing(memory_runs: Any, an
 
 
 @pytest.mark.parametrize(("current", "counted"), [(True, "1 of 1"), (False, "0 of 1")])
-def test_a_verdict_in_the_run_directory_counts_without_an_analysis(
+def test_current_stored_verdict_counts_without_an_analysis(
     memory_runs: Any, analysis: Analysis, *, current: bool, counted: str
 ) -> None:
     memory_runs.stored["run-1"] = StoredBrief(brief_of(with_loss(analysis)), current)
@@ -196,14 +196,14 @@ def test_a_verdict_in_the_run_directory_counts_without_an_analysis(
     assert "1 run not analysed" in page(memory_runs), "stored by an older version"
 
 
-def test_an_empty_ledger_knows_of_no_loss(memory_runs: Any) -> None:
+def test_loss_without_counted_runs_is_unknown_and_not_zero(memory_runs: Any) -> None:
     shown = page(memory_runs)
     assert "not known" in shown
     assert "0 GPU-h" not in shown, "nothing is counted, so nothing is known to be lost"
     assert draw_at(memory_runs, PAGE.path, "lost-hours-bars", "")[0].sentence == "No run is counted yet."
 
 
-def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_figure_and_its_table_match_the_page(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table)
     memory_runs.cached.add("run-1")
     drawn, ready = draw_at(memory_runs, PAGE.path, "lost-hours-bars", "?since=9999d")
@@ -214,7 +214,7 @@ def test_the_figure_and_its_table_have_what_the_page_says(memory_runs: Any, anal
     assert len(drawn.table.columns) == len(drawn.table.rows[0])
 
 
-def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_lost_hours_can_be_downloaded_as_csv(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table)
     memory_runs.cached.add("run-1")
     http = create_app(memory_runs).server.test_client()
@@ -222,15 +222,13 @@ def test_the_numbers_can_be_taken_away(memory_runs: Any, analysis: Analysis, tab
     assert http.get("/lost-hours/data/nothing.csv").status_code == 404
 
 
-def test_a_window_of_time_is_chosen_in_the_address(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_time_range_in_the_url_selects_the_runs(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(with_loss(analysis), table, start_unix_ns=1)
     memory_runs.cached.add("run-1")
     assert "There is no run in this time range" in page(memory_runs, "?since=30d")
 
 
-def test_one_click_analyses_on_the_server_and_all_viewers_see_the_progress(
-    memory_runs: Any, analysis: Analysis, table: StepTable
-) -> None:
+def test_one_request_analyses_all_finished_runs_for_all_viewers(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(analysis, table)
     memory_runs.put(analysis, table, run_id="live", name="live", status="live")
     pages = Pages(memory_runs, DashboardConfig())
@@ -244,7 +242,7 @@ def test_one_click_analyses_on_the_server_and_all_viewers_see_the_progress(
     assert "Analyse them" not in page(memory_runs)
 
 
-def test_a_verdict_on_nobody_is_counted_and_costs_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_balanced_verdict_is_counted_and_costs_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     sound = msgspec.structs.replace(analysis, verdict=Verdict(kind="balanced", summary="No rank stands out."), findings=[])
     memory_runs.put(sound, table)
     memory_runs.cached.add("run-1")

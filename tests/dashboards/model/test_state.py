@@ -37,7 +37,7 @@ states = st.builds(
 
 
 @given(states)
-def test_what_is_written_is_read_back(state: PageState) -> None:
+def test_page_state_round_trips_through_the_url(state: PageState) -> None:
     assert PageState.parse(state.search) == state
 
 
@@ -45,12 +45,12 @@ def test_what_is_written_is_read_back(state: PageState) -> None:
 @example("?rank=²&metric=own_us")
 @example("?rank=" + "9" * 5000)
 @example("&".join(["rank=1"] * 100))
-def test_any_address_gives_a_state_that_can_be_written(search: Any) -> None:
+def test_any_url_query_parses_to_a_writable_state(search: Any) -> None:
     state = PageState.parse(search)
     assert PageState.parse(state.search) == state
 
 
-def test_nothing_selected_leaves_the_address_clean() -> None:
+def test_default_state_has_an_empty_query() -> None:
     assert PageState().search == ""
     assert PageState.parse(None) == PageState.parse("") == PageState()
 
@@ -59,12 +59,12 @@ def test_nothing_selected_leaves_the_address_clean() -> None:
     "search",
     ["?rank=-1", "?rank=two", "?rank=", "?metric=<script>", "?metric=", "?rows=stage", "?steps=5-3", "?steps=5", "?steps=-1-3"],
 )
-def test_what_cannot_be_read_is_at_its_default(search: str) -> None:
+def test_invalid_query_values_fall_back_to_defaults(search: str) -> None:
     assert PageState.parse(search) == PageState(rank=None, metric=DEFAULT_METRIC)
 
 
 @given(st.text(min_size=1), st.none() | st.integers(0, 10_000))
-def test_links_of_alerts_lead_to_the_page_they_mean(run_id: str, rank: int | None) -> None:
+def test_alert_links_lead_to_the_run_and_rank(run_id: str, rank: int | None) -> None:
     url = urlsplit(overview_url("http://host:1", run_id, rank=rank))
     assert url.path == run_path(run_id)
     assert run_of(url.path) == (run_id, "")
@@ -73,5 +73,5 @@ def test_links_of_alerts_lead_to_the_page_they_mean(run_id: str, rank: int | Non
 
 
 @pytest.mark.parametrize("path", [None, "", "/", "/run", "/run/", "/runs/x", "/run/a/b/c", "/x"])
-def test_other_paths_are_no_run(path: str | None) -> None:
+def test_unrelated_paths_are_not_parsed_as_a_run(path: str | None) -> None:
     assert run_of(path) is None

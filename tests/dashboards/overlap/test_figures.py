@@ -48,7 +48,7 @@ UNKNOWN = msgspec.structs.replace(
 )  # fmt: skip
 
 
-def test_transfer_and_waiting_are_stacked_and_the_costliest_is_first() -> None:
+def test_transfer_and_wait_bars_are_stacked_and_sorted_by_cost() -> None:
     # Given two collectives, of which the second costs more, and one without known times
     cheap = msgspec.structs.replace(GRADIENTS, op="barrier", bytes=None, wait_us=0.0, matched=1)
     rows = by_cost([cheap, UNKNOWN, GRADIENTS], None)
@@ -63,16 +63,16 @@ def test_transfer_and_waiting_are_stacked_and_the_costliest_is_first() -> None:
     ]  # fmt: skip
 
 
-def test_a_process_group_can_be_picked_out() -> None:
+def test_collectives_can_be_filtered_by_process_group() -> None:
     assert by_cost([GRADIENTS, UNKNOWN], "tp") == [UNKNOWN]
 
 
-def test_only_the_costliest_are_drawn() -> None:
+def test_only_the_costliest_collectives_are_drawn() -> None:
     rows = [msgspec.structs.replace(GRADIENTS, op=f"op{number}") for number in range(SHOWN + 5)]
     assert len(wait_bars(rows, LIGHT).data[0].x) == SHOWN
 
 
-def test_bandwidth_is_drawn_with_its_deciles_against_a_mark() -> None:
+def test_bandwidth_bar_shows_deciles_and_the_expected_value() -> None:
     figure = bandwidth_bars([GRADIENTS], LIGHT)
     (bar,) = figure.data
     assert list(bar.x) == [38]
@@ -89,14 +89,14 @@ def test_bandwidth_is_drawn_with_its_deciles_against_a_mark() -> None:
         ({"bound_by": "latency"}, "38 of 50 GB/s · 76%, bound by latency"),
     ],
 )
-def test_what_must_be_known_of_a_bandwidth_is_said(change: dict[str, Any], sentence: str) -> None:
+def test_bandwidth_label_names_expected_value_and_bounds(change: dict[str, Any], sentence: str) -> None:
     row = msgspec.structs.replace(GRADIENTS, **change)
     assert bandwidth_text(row) == sentence
     marks = bandwidth_bars([row], LIGHT).layout.shapes
     assert len(marks) == (0 if row.expected_gb_s is None else 1)
 
 
-def test_what_is_missing_is_said_with_how_to_get_it() -> None:
+def test_missing_collectives_transfers_and_sizes_have_notes() -> None:
     sizeless = msgspec.structs.replace(GRADIENTS, bus_gb_s=None, bytes=None)
     assert notes(wait_bars([], LIGHT)) == notes(bandwidth_bars([], LIGHT)) == [joined(NO_COLLECTIVE)]
     assert notes(wait_bars([UNKNOWN], LIGHT)) == notes(bandwidth_bars([UNKNOWN], LIGHT)) == [joined(NO_TRANSFER)]
@@ -104,12 +104,12 @@ def test_what_is_missing_is_said_with_how_to_get_it() -> None:
     assert collective_name(sizeless) == "all_reduce · dp (8 ranks) · size not known"
 
 
-def test_how_much_communication_is_hidden_is_a_sentence(memory_runs: Any, analysis: Analysis) -> None:
+def test_page_states_the_hidden_share_of_communication(memory_runs: Any, analysis: Analysis) -> None:
     usual = np.median([rank.overlap_ratio for rank in analysis.ranks])
     assert f"{100 * usual:.0f}% of the communication" in page_text(memory_runs, "/run/run-1/overlap")
 
 
-def test_bars_are_the_means_of_the_records_and_sum_to_the_profiled_step(analysis: Analysis) -> None:
+def test_breakdown_bars_are_means_that_sum_to_the_profiled_step(analysis: Analysis) -> None:
     figure = breakdown_bars(analysis.ranks, LIGHT)
     assert [bar.name for bar in figure.data] == [part.label for part in PARTS]
     values = np.array([bar.x for bar in figure.data])  # [parts, ranks], ms
@@ -127,25 +127,25 @@ def test_bars_are_the_means_of_the_records_and_sum_to_the_profiled_step(analysis
         assert values[:, row].sum() * 1e3 == pytest.approx(rank.window_us)
 
 
-def test_blamed_and_picked_ranks_are_marked_without_colour(analysis: Analysis) -> None:
+def test_blamed_and_selected_ranks_are_marked_without_colour(analysis: Analysis) -> None:
     figure = breakdown_bars(analysis.ranks, LIGHT, names=BarNames(blamed=[2], picked=0))
     assert list(figure.layout.yaxis.ticktext) == ["<b>▸ rank 0</b>", "rank 1", "<b>⚑ rank 2</b>", "rank 3"]
     assert len(figure.layout.shapes) == 2
 
 
-def test_ranks_without_a_window_have_no_bar_but_keep_their_row(analysis: Analysis) -> None:
+def test_ranks_without_a_window_keep_an_empty_row(analysis: Analysis) -> None:
     missing = msgspec.structs.replace(analysis.ranks[1], window_us=None, compute_us=None)
     figure = breakdown_bars([analysis.ranks[0], missing, *analysis.ranks[2:]], LIGHT)
     assert list(figure.data[0].y) == [0, 2, 3]
     assert list(figure.layout.yaxis.ticktext) == ["rank 0", "rank 1", "rank 2", "rank 3"]
 
 
-def test_without_any_window_the_figure_says_how_to_get_one(analysis: Analysis) -> None:
+def test_figure_without_windows_names_the_option_to_record_one(analysis: Analysis) -> None:
     ranks = [msgspec.structs.replace(rank, window_us=None) for rank in analysis.ranks]
     assert "--window-first" in notes(breakdown_bars(ranks, LIGHT))[0]
 
 
-def test_of_many_ranks_the_mean_and_the_odd_ones_are_shown(analysis: Analysis) -> None:
+def test_breakdown_of_many_ranks_shows_the_mean_and_outliers(analysis: Analysis) -> None:
     usual, odd = analysis.ranks[0], analysis.ranks[2]
     many = [msgspec.structs.replace(odd if rank == 611 else usual, rank=rank) for rank in range(1024)]
     assert len(many) > ALL_UP_TO
@@ -159,7 +159,7 @@ def test_of_many_ranks_the_mean_and_the_odd_ones_are_shown(analysis: Analysis) -
     assert sums[0] * 1e3 == pytest.approx(mean_window)
 
 
-def test_idle_time_that_the_verdict_explains_has_the_look_of_its_cause(analysis: Analysis) -> None:
+def test_idle_time_explained_by_the_verdict_has_the_style_of_its_cause(analysis: Analysis) -> None:
     figure = breakdown_bars(analysis.ranks, LIGHT, names=BarNames(blamed=[2]), cause="input")
     explained = figure.data[-1]
     assert (explained.name, explained.marker.color) == ("Idle: slow input", LIGHT.input)
@@ -168,7 +168,7 @@ def test_idle_time_that_the_verdict_explains_has_the_look_of_its_cause(analysis:
     assert [bar.name for bar in plain.data] == [part.label for part in PARTS]
 
 
-def test_a_row_per_host_has_the_mean_of_its_ranks_and_names_the_host(analysis: Analysis) -> None:
+def test_host_row_has_the_mean_of_its_ranks(analysis: Analysis) -> None:
     names = bar_names(analysis, "host", 3)
     rows = means_by_host(analysis, names.hosts)
     figure = breakdown_bars(rows, LIGHT, names=names)
@@ -182,7 +182,7 @@ def test_a_row_per_host_has_the_mean_of_its_ranks_and_names_the_host(analysis: A
     assert means_by_host(msgspec.structs.replace(analysis, ranks=nothing), {})[0].window_us is None
 
 
-def test_a_group_of_another_run_in_the_address_selects_nothing(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_unknown_process_group_in_the_url_is_ignored(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     rows = [msgspec.structs.replace(UNKNOWN, group=group, expected_unknown="the GPU is not known") for group in ("dp", "tp")]
     rows = [msgspec.structs.replace(row, matched=5, transfer_us=100.0, wait_us=50.0) for row in rows]
     result = msgspec.structs.replace(analysis.collectives, by_op=rows)

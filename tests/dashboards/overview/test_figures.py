@@ -48,7 +48,7 @@ def trend(count: int = 4, **others: Any) -> Trend:
     return replace(usual, **others)
 
 
-def test_waterfall_parts_follow_each_other_and_unknown_ones_have_no_bar() -> None:
+def test_waterfall_parts_are_consecutive_and_unknown_parts_have_no_bar() -> None:
     # Given a step of 100 ms with known compute, communication and input
     costs = Costs(
         step_us=100_000,
@@ -79,14 +79,14 @@ def test_waterfall_parts_follow_each_other_and_unknown_ones_have_no_bar() -> Non
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_waterfall_parts_differ_in_colour_and_all_but_compute_are_hatched(scheme: Scheme) -> None:
+def test_waterfall_parts_differ_in_colour_and_hatching(scheme: Scheme) -> None:
     assert len({getattr(PALETTES[scheme], style.color) for style in STYLES.values()}) == len(STYLES)
     hatches = [style.hatch for name, style in STYLES.items() if name not in {"ideal", "compute"}]
     assert all(hatches)
     assert len(set(hatches)) == len(hatches)
 
 
-def test_no_figure_of_the_overview_is_drawn_twice_to_measure_its_labels() -> None:
+def test_overview_figures_have_fixed_margins() -> None:
     costs = Costs(step_us=100_000, steps=50, amounts={"input": Amount(60_000, "steps")})
     figures = [waterfall_bars(waterfall(costs), LIGHT), trend_lines(trend(), 0, 4, LIGHT)]
     for figure in figures:
@@ -96,11 +96,11 @@ def test_no_figure_of_the_overview_is_drawn_twice_to_measure_its_labels() -> Non
     assert figures[0].layout.margin.l >= 6.5 * len(widest)
 
 
-def test_without_a_waterfall_it_is_said_what_it_takes() -> None:
+def test_missing_waterfall_has_a_note() -> None:
     assert notes(waterfall_bars(None, LIGHT)) == [joined(NO_WATERFALL)]
 
 
-def test_trend_has_bands_the_median_and_the_slowest_rank() -> None:
+def test_trend_shows_bands_median_and_slowest_rank() -> None:
     figure = trend_lines(trend(), 0, 4, LIGHT)
     lines = {line.name: line for line in figure.data if line.name}
     assert [*lines] == [
@@ -114,7 +114,7 @@ def test_trend_has_bands_the_median_and_the_slowest_rank() -> None:
     assert set(lines["own time, slowest rank"].customdata) == {"rank 7"}
 
 
-def test_changes_profiled_steps_and_a_later_attempt_are_marked() -> None:
+def test_trend_marks_changes_profiled_steps_and_later_attempts() -> None:
     flags = np.array([False, True, True, False])
     marked = trend(profiled=flags, changes=(ChangePoint(2, 10_000.0, 13_100.0),))
     figure = trend_lines(marked, 0, 4, LIGHT, attempt="attempt 2")
@@ -124,18 +124,18 @@ def test_changes_profiled_steps_and_a_later_attempt_are_marked() -> None:
     assert notes(trend_lines(marked, 3, 4, LIGHT, attempt="attempt 2")) == []
 
 
-def test_own_times_that_are_not_known_are_not_drawn_as_zero() -> None:
+def test_unknown_own_times_are_not_drawn_as_zero() -> None:
     figure = trend_lines(trend(own_us=np.full((len(PERCENTILES), 4), np.nan, np.float32)), 0, 4, LIGHT)
     assert not any("own time" in (line.name or "") for line in figure.data)
 
 
 @pytest.mark.parametrize("count", [0, 3])
-def test_a_trend_of_nothing_says_so(count: int) -> None:
+def test_empty_trend_has_a_note(count: int) -> None:
     nothing = trend(count, wall_us=np.full((len(PERCENTILES), count), np.nan, np.float32))
     assert notes(trend_lines(nothing, 0, count, LIGHT)) == [joined(NO_STEPS)]
 
 
-def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
+def test_downsampling_keeps_the_slowest_step_and_its_rank() -> None:
     # Given 10,000 steps, at one of which rank 3 takes a second
     long = trend(10_000)
     long.own_us[-1, 5_003], long.slowest[5_003] = 1e6, 3
@@ -151,7 +151,7 @@ def test_of_many_steps_the_slowest_one_and_its_rank_are_kept() -> None:
 
 
 @pytest.mark.parametrize("count", [301, 10_001])
-def test_one_slow_step_of_many_is_drawn_as_long_as_it_was(count: int) -> None:
+def test_one_slow_step_of_many_is_drawn_at_its_full_length(count: int) -> None:
     times = trend(count).wall_us
     times[:, 150] = 30e6
     drawn = trend_lines(trend(count, wall_us=times), 0, count, LIGHT)
@@ -160,14 +160,14 @@ def test_one_slow_step_of_many_is_drawn_as_long_as_it_was(count: int) -> None:
     assert drawn.layout.yaxis.title.text == "s"
 
 
-def test_charts_below_each_other_share_their_axis() -> None:
+def test_stacked_charts_share_their_axis() -> None:
     upper = trend_lines(trend(), 0, 4, LIGHT).layout
     lower = rate_line(trend(), 0, 4, LIGHT, replicas=None)[0].layout
     assert (upper.margin.l, upper.margin.r, upper.xaxis.range) == (lower.margin.l, lower.margin.r, lower.xaxis.range)
     assert upper.margin.l >= 60, "labels of any length begin left of the same axis"
 
 
-def test_throughput_is_of_the_job_where_its_replicas_are_known() -> None:
+def test_throughput_is_per_job_if_the_replica_count_is_known() -> None:
     profiled = np.array([False, False, True, False])
     for replicas, each, of in ((8, 4_000, "of the job"), (None, 500, "of one rank")):
         figure, rate, _ = rate_line(trend(profiled=profiled), 0, 4, LIGHT, replicas=replicas)
@@ -175,7 +175,7 @@ def test_throughput_is_of_the_job_where_its_replicas_are_known() -> None:
         assert figure.layout.yaxis.title.text == f"samples/s {of}"
 
 
-def test_throughput_that_is_not_told_is_not_known() -> None:
+def test_unreported_throughput_is_unknown() -> None:
     figure, rate, _ = rate_line(trend(samples=np.full(4, np.nan, np.float32)), 0, 4, LIGHT, replicas=8)
     assert np.isnan(rate).all()
     assert notes(figure) == [joined(NO_RATE)]
@@ -188,7 +188,7 @@ def event(step: int, **fields: Any) -> StepEvent:
     return StepEvent(step=step, end_unix_ns=1, **fields)
 
 
-def test_metrics_are_those_of_the_first_rank_that_reports_any(tmp_path: Path, write_run: WriteRun) -> None:
+def test_metrics_come_from_the_first_rank_that_reports_any(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     append(rank_dir(run, 0, 0), "events", event(3, tags=["eval"]))
     append(
@@ -209,7 +209,7 @@ def test_metrics_are_those_of_the_first_rank_that_reports_any(tmp_path: Path, wr
     assert again.metrics["loss"][1].tolist() == [0.0, -7.0, -6.0]
 
 
-def test_a_run_without_metrics_has_the_tags_of_its_first_rank(tmp_path: Path, write_run: WriteRun) -> None:
+def test_run_without_metrics_shows_tags_of_the_first_rank(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     append(rank_dir(run, 0, 0), "events", *(event(3, tags=[f"tag{number}"]) for number in range(MOST_TAGS + 3)))
     script = script_of(RunReader(run), 0, [0, 1, 2, 3])
@@ -217,7 +217,7 @@ def test_a_run_without_metrics_has_the_tags_of_its_first_rank(tmp_path: Path, wr
     assert script_of(RunReader(run), 0, []) == Script()
 
 
-def test_each_metric_has_a_row_below_the_steps_and_shares_their_axis(tmp_path: Path, write_run: WriteRun) -> None:
+def test_metric_rows_share_the_axis_of_the_trend(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=60)
     plain = draw(VIEW, "trend", run_at(run), PageState())
     append(
@@ -237,7 +237,7 @@ def test_each_metric_has_a_row_below_the_steps_and_shares_their_axis(tmp_path: P
     assert "script" not in plain.sentence
 
 
-def test_long_runs_have_few_points_and_hostile_names_are_text() -> None:
+def test_metric_rows_are_downsampled_and_names_escaped() -> None:
     steps = np.arange(100_000, dtype=np.int64)
     names = [f"<img src=x>{number}" for number in range(MOST_METRICS)]
     figure = go.Figure(go.Scatter(x=[0], y=[0]))

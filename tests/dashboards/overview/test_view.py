@@ -72,7 +72,7 @@ def slowing(at: int, by_us: float, *, steps: int = 100) -> StepTable:
     return table_of_records({rank: [record(rank, step) for step in range(steps)] for rank in range(4)})
 
 
-def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any) -> None:
+def test_run_page_shows_blamed_rank_cause_cost_and_next_command(memory_runs: Any) -> None:
     output = run_text(memory_runs, VIEW)
     for expected in (
         "Rank 2 on host node-1 makes the other 3 ranks wait", "Straggler", "slow input", "phase data", "rank 2", "host node-1",
@@ -83,7 +83,7 @@ def test_the_page_of_a_run_says_who_why_how_much_what_next(memory_runs: Any) -> 
     assert "SIMULATED" not in output
 
 
-def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
+def test_host_at_fault_is_shown_with_ranks_and_confidence_interval() -> None:
     text = run_text(host_runs(), VIEW)
     assert "host node-2" in text
     assert "ranks 8 to 11" in text
@@ -94,14 +94,14 @@ def test_a_host_at_fault_is_named_with_its_ranks_and_the_interval() -> None:
     assert any(href.endswith("without=host:node-2") for href in hrefs)
 
 
-def test_of_many_hosts_some_are_named() -> None:
+def test_only_some_of_many_hosts_are_named() -> None:
     text = run_text(host_runs(hosts=[f"node-{at}" for at in range(9)], ranks=list(range(36))), VIEW)
     assert "node-3" in text
     assert "and 5 more hosts" in text
     assert "ranks 0 to 35" in text
 
 
-def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None:
+def test_rare_steps_are_shown_with_their_share_and_a_link() -> None:
     card = write(VIEW, "verdict", run_of(host_runs()), PageState())
     text = text_of(card, " ")
     assert "61%" in text
@@ -109,19 +109,19 @@ def test_rare_steps_are_beside_the_verdict_with_their_share_and_a_link() -> None
     assert "/run/run-1/ranks?rank=0&steps=7-14" in [link.href for link in page_links(card)]
 
 
-def test_a_verdict_on_no_rank_says_what_is_excluded() -> None:
+def test_balanced_verdict_shows_the_upper_bound_of_a_loss() -> None:
     source = host_runs(kind="balanced", rank=None, ranks=[], hosts=[], saves=None, costs_at_most=0.0251)
     text = run_text(source, VIEW)
     assert "at most 2.6%" in text
     assert "Healing saves" not in text
 
 
-def test_a_crash_comes_before_the_verdict() -> None:
+def test_crash_is_shown_before_the_verdict() -> None:
     text = run_text(host_runs(failure="rank 3 crashed before the end of training"), VIEW)
     assert text.index("The job failed: rank 3 crashed") < text.index("Confidence")
 
 
-def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_simulated_run_is_marked_as_simulated(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     simulated = msgspec.structs.replace(analysis, source=msgspec.structs.replace(analysis.source, simulated=True))
     memory_runs.put(simulated, table, simulated=True)
     output = run_text(memory_runs, VIEW)
@@ -129,7 +129,7 @@ def test_a_simulated_run_says_so_loudly(memory_runs: Any, analysis: Analysis, ta
     assert "readings of this run are simulated" in output
 
 
-def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_warnings_and_unknown_values_are_shown(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     vague = msgspec.structs.replace(
         analysis,
         source=msgspec.structs.replace(analysis.source, coverage=None, warnings=["rank 3 was killed"]),
@@ -142,32 +142,32 @@ def test_warnings_and_what_is_not_known_are_said(memory_runs: Any, analysis: Ana
     assert "USD" not in output
 
 
-def test_a_recorder_that_gave_up_is_said(memory_runs: Any) -> None:
+def test_ranks_with_disabled_recorder_are_shown(memory_runs: Any) -> None:
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], unrecorded="rank 2")
     assert "recorder off: rank 2" in run_text(memory_runs, VIEW)
 
 
-def test_evidence_is_shown_in_units_that_people_use(memory_runs: Any) -> None:
+def test_evidence_is_shown_in_readable_units(memory_runs: Any) -> None:
     output = run_text(memory_runs, VIEW)
     assert "own time excess 40 ms per step" in output
     assert "p = 0.0005 permutation test" in output
 
 
-def test_a_silent_run_says_since_when(memory_runs: Any) -> None:
+def test_silent_run_shows_its_last_write_time(memory_runs: Any) -> None:
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status="silent", last_write_unix_ns=START_NS)
     output = run_text(memory_runs, VIEW)
     assert "Silent" in output
     assert "2026-09-21" in output
 
 
-def test_a_run_without_a_step_says_what_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_run_without_steps_shows_that_data_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     write_run(tmp_path / "run", ranks=0)
     source = DiskRuns(tmp_path)
     assert "Not enough data" in run_text(source, VIEW)
     assert "No step has been recorded yet" in notes(draw(RANKS, "step-heatmap", run_of(source), PageState()).figure)[0]
 
 
-def test_a_verdict_on_nobody_does_not_list_what_it_could_not_know(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_insufficient_data_verdict_lists_no_unknown_values(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     nothing = Verdict(kind="insufficient_data", summary="Not enough data for a verdict.")
     memory_runs.put(msgspec.structs.replace(analysis, verdict=nothing), table)
     facts = part(memory_runs, "verdict")
@@ -176,7 +176,7 @@ def test_a_verdict_on_nobody_does_not_list_what_it_could_not_know(memory_runs: A
     assert "Judged by 60 steps" in facts
 
 
-def test_a_change_is_told_with_its_step_its_size_its_rank_and_a_link(memory_runs: Any, analysis: Analysis) -> None:
+def test_change_shows_step_size_rank_and_a_link(memory_runs: Any, analysis: Analysis) -> None:
     # Given a run whose rank 1 is slower from step 60 on
     memory_runs.put(msgspec.structs.replace(analysis, findings=[]), slowing(60, 20_000.0))
     # When the list of changes is made
@@ -189,12 +189,12 @@ def test_a_change_is_told_with_its_step_its_size_its_rank_and_a_link(memory_runs
     assert "/run/run-1?rank=3&steps=20-99" in output
 
 
-def test_a_run_that_does_not_change_says_so(memory_runs: Any, analysis: Analysis) -> None:
+def test_steady_run_reports_no_lasting_change(memory_runs: Any, analysis: Analysis) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, findings=[]), slowing(60, 0.0))
     assert "No lasting change of the step time by 5% or more" in part(memory_runs, "changes")
 
 
-def test_findings_of_a_part_of_the_run_and_later_attempts_are_changes(memory_runs: Any, analysis: Analysis) -> None:
+def test_findings_on_step_ranges_and_later_attempts_are_changes(memory_runs: Any, analysis: Analysis) -> None:
     finding = msgspec.structs.replace(analysis.findings[0], steps=(10, 31), explained_by="thermal_throttling")
     memory_runs.put(msgspec.structs.replace(analysis, findings=[finding]), slowing(60, 0.0), attempts=2)
     output = part(memory_runs, "changes")
@@ -203,9 +203,7 @@ def test_findings_of_a_part_of_the_run_and_later_attempts_are_changes(memory_run
     assert "attempt 2 begins" in output
 
 
-def test_throughput_utilisation_and_memory_are_told_where_they_are_known(
-    memory_runs: Any, analysis: Analysis, table: StepTable
-) -> None:
+def test_known_throughput_utilisation_and_memory_are_shown(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, throughput=WORK, memory=MEMORY), table)
     output = part(memory_runs, "facts")
     assert "Samples 1,600/s" in output
@@ -214,13 +212,13 @@ def test_throughput_utilisation_and_memory_are_told_where_they_are_known(
     assert re.search("GPU memory left 20 GiB.*of 80 GiB, on rank 3, the fullest", output)
 
 
-def test_what_is_not_known_of_throughput_and_memory_is_not_zero(memory_runs: Any) -> None:
+def test_unknown_throughput_and_memory_are_not_shown_as_zero(memory_runs: Any) -> None:
     output = part(memory_runs, "facts")
     assert output.count("not known") == 3
     assert " 0" not in output
 
 
-def test_advice_says_what_it_saves_at_most_and_how_to_check_it(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_advice_shows_maximum_savings_and_a_check(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(msgspec.structs.replace(analysis, advice=[ADVICE, ADVICE]), table)
     output = part(memory_runs, "advice")
     assert "Saves at most 26% of the step (8 ms)" in output
@@ -243,11 +241,11 @@ def test_advice_of_the_verdict_is_not_repeated(memory_runs: Any, analysis: Analy
     assert ADVICE.action in output
 
 
-def test_every_figure_that_advice_rests_on_has_words() -> None:
+def test_every_quantity_used_by_advice_has_a_label() -> None:
     assert {condition.figure for row in TABLE for condition in row.when} <= FIGURES.keys()
 
 
-def test_a_job_on_cpus_has_no_row_for_gpu_memory(analysis: Analysis) -> None:
+def test_cpu_job_has_no_row_for_gpu_memory(analysis: Analysis) -> None:
     on_cpus = msgspec.structs.replace(
         analysis, ranks=[msgspec.structs.replace(rank, device_kind="cpu") for rank in analysis.ranks]
     )

@@ -38,7 +38,7 @@ def run() -> RunData:
     return run_of(host_runs())
 
 
-def test_the_map_has_a_row_per_host_with_its_worst_rank(run: RunData) -> None:
+def test_heatmap_by_host_shows_the_worst_rank_of_each_host(run: RunData) -> None:
     drawn = draw(VIEW, "step-heatmap", run, BY_HOST)
     heat: Any = drawn.figure.data[0]
     assert list(heat.y) == ["node-0", "node-1", "node-2", "node-3"]
@@ -51,18 +51,18 @@ def test_the_map_has_a_row_per_host_with_its_worst_rank(run: RunData) -> None:
     assert (drawn.table.columns[0], drawn.table.rows[0][0]) == ("hosts", "node-0")
 
 
-def test_a_click_on_a_host_picks_the_rank_whose_value_it_shows(run: RunData) -> None:
+def test_click_on_a_host_selects_the_rank_whose_value_is_shown(run: RunData) -> None:
     after = pick(VIEW, "step-heatmap", run, BY_HOST, {"x": 5, "y": "node-3"})
     assert (after.rank, after.step, after.rows) == (13, 5, "host")
     assert pick(VIEW, "step-heatmap", run, BY_HOST, {"x": 6, "y": AT_FAULT}).rank in SLOW
 
 
-def test_hosts_are_in_the_chosen_order(run: RunData) -> None:
+def test_hosts_are_sorted_in_the_chosen_order(run: RunData) -> None:
     drawn = draw(VIEW, "step-heatmap", run, PageState(rows="host", sort="imposed"))
     assert next(iter(drawn.figure.data[0].y)) == AT_FAULT
 
 
-def test_a_host_at_fault_is_one_row_unless_ranks_are_chosen(run: RunData) -> None:
+def test_host_at_fault_selects_rows_per_host_by_default(run: RunData) -> None:
     assert list(draw(VIEW, "step-heatmap", run, PageState()).figure.data[0].y) == ["node-0", "node-1", "node-2", "node-3"]
     assert len(table_rows(VIEW, "rank-table", run, PageState())) == 4
     choices = [
@@ -75,7 +75,7 @@ def test_a_host_at_fault_is_one_row_unless_ranks_are_chosen(run: RunData) -> Non
     assert len(draw(VIEW, "step-heatmap", run, BY_RANK).figure.data[0].y) == 16
 
 
-def test_the_row_of_a_host_opens_into_its_ranks(run: RunData) -> None:
+def test_selected_rank_expands_the_row_of_its_host(run: RunData) -> None:
     opened = replace(BY_HOST, rank=5)
     figure = draw(VIEW, "step-heatmap", run, opened).figure
     assert list(figure.data[0].y)[1:6] == ["node-1", *(f"rank {rank} on node-1" for rank in range(4, 8))]
@@ -83,13 +83,13 @@ def test_the_row_of_a_host_opens_into_its_ranks(run: RunData) -> None:
     assert pick(VIEW, "step-heatmap", run, opened, {"x": 3, "y": "rank 6 on node-1"}).rank == 6
 
 
-def test_in_rows_of_ranks_those_of_a_host_at_fault_are_framed_together(run: RunData) -> None:
+def test_ranks_of_a_host_at_fault_share_one_frame(run: RunData) -> None:
     layout = draw(VIEW, "step-heatmap", run, BY_RANK).figure.layout
     assert [(shape.y0, shape.y1) for shape in layout.shapes] == [(7.5, 11.5)]
     assert "<b>⚑ 8 to 11</b>" in layout.yaxis.ticktext
 
 
-def test_the_table_has_a_row_per_host(run: RunData) -> None:
+def test_table_by_host_has_a_row_per_host(run: RunData) -> None:
     rows = table_rows(VIEW, "rank-table", run, BY_HOST)
     assert [row["host"] for row in rows] == ["node-0", "node-1", "node-2", "node-3"]
     worst = rows[2]
@@ -102,7 +102,7 @@ def test_the_table_has_a_row_per_host(run: RunData) -> None:
 
 
 @pytest.mark.parametrize("hosts", [["n0"] * 16, [f"n{rank}" for rank in range(16)], [None] * 16])
-def test_there_is_no_choice_where_hosts_say_no_more_than_ranks(hosts: list[str | None]) -> None:
+def test_row_choice_is_hidden_if_hosts_add_no_grouping(hosts: list[str | None]) -> None:
     source = host_runs()
     result = source.analyses["run-1"]
     rows = [msgspec.structs.replace(row, host=host) for row, host in zip(result.ranks, hosts, strict=True)]
@@ -127,7 +127,7 @@ EIGHT = Topology(
 )
 
 
-def test_what_can_be_sorted_by_is_what_is_known() -> None:
+def test_sort_options_cover_only_known_attributes() -> None:
     assert EIGHT.sorts == ["rank", "host", "tp", "dp", "imposed"]
     assert Topology([RankPlace(0), RankPlace(1)]).sorts == ["rank", "imposed"]
     assert Topology([RankPlace(0, coordinates={"ep": 1, "host": 2})]).sorts == ["rank", "ep", "imposed"]
@@ -144,13 +144,13 @@ def test_what_can_be_sorted_by_is_what_is_known() -> None:
         ("no_such", [0, 1, 2, 3, 4, 5, 6, 7]),
     ],
 )
-def test_rows_in_order(sort: str, order: list[int]) -> None:
+def test_rows_are_sorted_by_the_chosen_attribute(sort: str, order: list[int]) -> None:
     waits = [imposed(2, 5.0), imposed(6, 9.0), imposed(1, 0.0)]
     assert row_order(EIGHT, waits, sort) == order
 
 
 @pytest.mark.parametrize("sort", ["host", "dp"])
-def test_what_is_not_known_comes_last(sort: str) -> None:
+def test_rows_with_unknown_sort_keys_come_last(sort: str) -> None:
     topology = Topology(
         [RankPlace(0), RankPlace(3, host="b", coordinates={"dp": 1}), RankPlace(5, host="a", coordinates={"dp": 0})]
     )
@@ -167,11 +167,11 @@ PLACES = st.builds(
 
 
 @given(st.lists(PLACES, max_size=12), st.sampled_from(["rank", "host", "dp", "tp", "imposed", ""]))
-def test_every_row_is_there_once_whatever_ranks_claim(places: list[RankPlace], sort: str) -> None:
+def test_every_row_appears_once_for_any_rank_placement(places: list[RankPlace], sort: str) -> None:
     assert sorted(row_order(Topology(places), [imposed(1, 2.0)], sort)) == list(range(len(places)))
 
 
-def test_a_run_tells_where_its_ranks_are(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_topology_of_a_run_has_host_and_local_rank_of_each_rank(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run"))
     assert [(place.rank, place.host, place.local_rank) for place in run.topology.places] == [
         (0, "node-0", 0), (1, "node-0", 1), (2, "node-1", 0), (3, "node-1", 1),
@@ -185,7 +185,7 @@ def recorded(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
     return run_at(write_run(tmp_path / "run"))
 
 
-def test_a_step_of_a_rank_stands_beside_the_median_of_all(recorded: RunData) -> None:
+def test_step_card_compares_a_rank_with_the_median_of_all_ranks(recorded: RunData) -> None:
     card = rank_step(recorded.steps, 2, 30)
     assert card is not None
     assert card.window is None
@@ -198,7 +198,7 @@ def test_a_step_of_a_rank_stands_beside_the_median_of_all(recorded: RunData) -> 
     assert "gc_us" not in values, "nobody told it"
 
 
-def test_a_profiled_step_leads_to_the_timeline_of_its_window(recorded: RunData) -> None:
+def test_profiled_step_links_to_the_timeline_of_its_window(recorded: RunData) -> None:
     result = rank_step(recorded.steps, 1, 22)
     assert result is not None
     assert result.window == 20
@@ -207,7 +207,7 @@ def test_a_profiled_step_leads_to_the_timeline_of_its_window(recorded: RunData) 
     assert "/run/run-1/timeline?rank=1&window=20&step=22" in text_of(card, "|")
 
 
-def test_what_was_not_recorded_is_said(recorded: RunData) -> None:
+def test_missing_step_records_are_reported(recorded: RunData) -> None:
     assert rank_step(recorded.steps, 9, 1) is None
     assert rank_step(recorded.steps, 0, 900) is None
     assert "no record of rank 9 in step 1" in text_of(write(VIEW, "step-card", recorded, PageState(rank=9, step=1)))
@@ -215,7 +215,7 @@ def test_what_was_not_recorded_is_said(recorded: RunData) -> None:
     assert "not profiled" in text_of(write(VIEW, "step-card", recorded, PageState(rank=1, step=1)))
 
 
-def test_a_click_on_a_cell_picks_its_rank_and_step(recorded: RunData) -> None:
+def test_click_on_a_cell_selects_its_rank_and_step(recorded: RunData) -> None:
     cell = {"x": 7, "y": "rank 2 on node-1", "z": 1.0}
     assert pick(VIEW, "step-heatmap", recorded, PageState(), cell) == PageState(rank=2, step=7)
     assert pick(VIEW, "step-heatmap", recorded, PageState(sort="host"), {**cell, "y": "rank 3 on node-1"}).rank == 3
@@ -225,7 +225,7 @@ def test_a_click_on_a_cell_picks_its_rank_and_step(recorded: RunData) -> None:
     assert pick_row(VIEW, "rank-table", recorded, PageState(), "2").rank == 2
 
 
-def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.MonkeyPatch, recorded: RunData) -> None:
+def test_click_on_a_binned_cell_selects_the_shown_rank_and_step(monkeypatch: pytest.MonkeyPatch, recorded: RunData) -> None:
     monkeypatch.setattr("rankscope.dashboards.charts.cells.MAX_ROWS", 2)
     monkeypatch.setattr("rankscope.dashboards.charts.cells.bin_worst.__kwdefaults__", {
         "worst": "highest", "max_rows": 2, "max_columns": 6,
@@ -239,7 +239,7 @@ def test_of_many_in_a_cell_the_one_that_it_shows_is_picked(monkeypatch: pytest.M
     assert own[2, picked.step] == cells.values[1, 2] == own[2:, 20:30].max()
 
 
-def test_the_numbers_of_the_map_are_its_cells(recorded: RunData) -> None:
+def test_heatmap_data_table_has_every_cell(recorded: RunData) -> None:
     table = draw(VIEW, "step-heatmap", recorded, PageState(), LIGHT).table
     assert table.columns == ("ranks", "first step", "steps", "own time, highest [us]")
     assert len(table.rows) == 4 * 60
@@ -247,7 +247,7 @@ def test_the_numbers_of_the_map_are_its_cells(recorded: RunData) -> None:
     assert list(table.rows[:2]) == [table.rows[0], table.rows[1]]
 
 
-def test_the_table_has_every_rank_and_keeps_unknown_apart_from_zero(memory_runs: Any) -> None:
+def test_rank_table_has_every_rank_and_separates_unknown_from_zero(memory_runs: Any) -> None:
     rows = table_rows(VIEW, "rank-table", run_of(memory_runs), PageState())
     assert [row["rank"] for row in rows] == [0, 1, 2, 3]
     assert [row["imposed_percent"] for row in rows] == [2.0, 0.0, 98.0, None]
@@ -263,7 +263,7 @@ def happened(kind: str, step: int | None, until_step: int | None, **about: Any) 
     )  # fmt: skip
 
 
-def test_events_are_marked_where_they_began_and_ended() -> None:
+def test_events_are_marked_at_their_first_and_last_step() -> None:
     figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
     before = figure.layout.height
     mark_events(figure, [happened("hw_thermal", 10, 19, rank=2), happened("xid", 30, 30, simulated=True)], LIGHT, steps=(0, 59))
@@ -278,19 +278,19 @@ def test_events_are_marked_where_they_began_and_ended() -> None:
     assert error.marker.symbol[0] != throttled.marker.symbol[0], "not told apart by colour"
 
 
-def test_every_kind_has_a_mark() -> None:
+def test_every_event_kind_has_a_mark() -> None:
     figure = mark_events(go.Figure(layout={"height": 300}), [happened(kind, 1, 1) for kind in KINDS], LIGHT, steps=(0, 9))
     assert sum(len(trace.x) for trace in figure.data) == 3 * len(KINDS)
 
 
-def test_without_an_event_on_a_step_the_map_is_as_it_was() -> None:
+def test_events_outside_the_shown_steps_leave_the_heatmap_unchanged() -> None:
     figure = step_heatmap(np.ones((4, 60)), range(4), range(60), LIGHT, label="own time", unit="us")
     before = figure.to_json()
     for event in (happened("xid", None, None), happened("xid", 60, 61)):
         assert mark_events(figure, [event], LIGHT, steps=(0, 59)).to_json() == before
 
 
-def test_what_began_before_the_steps_that_are_shown_begins_with_them() -> None:
+def test_event_is_clipped_to_the_shown_steps() -> None:
     figure = step_heatmap(np.ones((4, 10)), range(4), range(15, 25), LIGHT, label="own time", unit="us")
     mark_events(figure, [happened("hw_thermal", 3, 99)], LIGHT, steps=(15, 24))
     assert list(figure.data[1].x) == [15, 24, None]

@@ -26,7 +26,7 @@ def command(cli: Command) -> Command:
 
 
 @pytest.mark.slow
-def test_the_command_writes_a_file_and_replaces_the_one_before(
+def test_report_command_writes_or_replaces_the_file(
     tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "1795000000")
@@ -68,7 +68,7 @@ def test_the_command_writes_a_file_and_replaces_the_one_before(
         (["{tmp}/run", "-o", "{tmp}/a.html", "--metric", "speed"], 2, "'speed' is none of"),
     ],
 )
-def test_what_cannot_be_done_is_one_line(
+def test_invalid_input_or_options_are_an_error_without_a_file(
     tmp_path: Path, write_run: Callable[..., Path], command: Command, *, arguments: list[str], status: int, says: str
 ) -> None:
     write_run(tmp_path / "run")
@@ -84,7 +84,7 @@ def test_what_cannot_be_done_is_one_line(
     assert not (tmp_path / "a.html").exists()
 
 
-def test_results_are_kept_where_the_option_or_the_environment_says(
+def test_cache_folder_comes_from_the_option_or_the_environment(
     tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = write_run(tmp_path / "run", steps=12)
@@ -94,7 +94,7 @@ def test_results_are_kept_where_the_option_or_the_environment_says(
         assert list((tmp_path / folder).iterdir())
 
 
-def test_a_time_that_is_none_is_a_usage_error(
+def test_invalid_source_date_epoch_is_a_usage_error(
     tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SOURCE_DATE_EPOCH", "yesterday")
@@ -104,7 +104,7 @@ def test_a_time_that_is_none_is_a_usage_error(
 
 
 @pytest.mark.slow
-def test_a_full_disk_leaves_what_was_there(tmp_path: Path, write_run: Callable[..., Path], command: Command) -> None:
+def test_full_disk_keeps_the_old_report(tmp_path: Path, write_run: Callable[..., Path], command: Command) -> None:
     run, target = write_run(tmp_path / "run"), tmp_path / "report.html"
     target.write_text("old")
     with disk_with_room_for(1_000_000):
@@ -116,7 +116,7 @@ def test_a_full_disk_leaves_what_was_there(tmp_path: Path, write_run: Callable[.
     assert sorted(path.name for path in tmp_path.iterdir()) == ["report.html", "run"]
 
 
-def test_what_could_not_be_drawn_is_said_with_status_1(
+def test_figure_that_fails_to_draw_is_named_with_status_1(
     tmp_path: Path, write_run: Callable[..., Path], command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(*_: Any) -> DrawnFigure:

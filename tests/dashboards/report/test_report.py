@@ -116,7 +116,7 @@ EVERY_KIND: tuple[Block, ...] = (
 KINDS = {kind for kind in vars(page).values() if isinstance(kind, type) and issubclass(kind, Block)} - {Block, page.Control}
 
 
-def test_both_writers_know_every_kind_of_block_and_all_texts_stay_texts(shown: Callable[..., Parsed]) -> None:
+def test_both_renderers_support_every_block_kind_and_escape_text(shown: Callable[..., Parsed]) -> None:
     assert {type(block) for block in EVERY_KIND} == KINDS
     assert len([component(block) for block in EVERY_KIND]) == len(EVERY_KIND)
     page = shown(*EVERY_KIND)
@@ -126,14 +126,14 @@ def test_both_writers_know_every_kind_of_block_and_all_texts_stay_texts(shown: C
 
 
 @given(text=st.text(alphabet=st.characters(exclude_categories=["Cs", "Cc"])))
-def test_whatever_a_text_holds_it_stays_a_text(text: str) -> None:
+def test_any_text_is_escaped_in_elements_and_attributes(text: str) -> None:
     template = document._environment().from_string("{{ text }}<p{{ {'title': text}|xmlattr }}>")
     page = Parsed(template.render(text=text))
     assert page.text == text
     assert page.tags == [("p", {"title": text})]
 
 
-def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept(shown: Callable[..., Parsed]) -> None:
+def test_report_omits_blocks_that_need_a_server(shown: Callable[..., Parsed]) -> None:
     select = page.Choice(field="metric", label="Metric of it", value=None, options=[])
     capture = page.Request([("Capture it", "capture", "/api")])
     result = shown(page.Section(name="s", title="t", help="h", blocks=[capture, page.Text("kept")], tools=[select]))
@@ -142,14 +142,14 @@ def test_what_only_a_server_can_do_is_left_out_and_the_rest_is_kept(shown: Calla
     assert "Metric of it" not in result.text
 
 
-def test_what_to_click_drag_or_choose_is_on_the_page_and_not_in_a_file(plain: Report, memory_runs: Any) -> None:
+def test_report_has_no_instructions_to_click_or_drag(plain: Report, memory_runs: Any) -> None:
     orders = re.compile(r"(?i)\b(click (a|another|bars)|drag (over|to)|double-click|choose it|pick a rank above|press )")
     written = re.sub(r"(?s)<script.*?</script>", "", plain.file.decode())
     assert orders.findall(written) == []
     assert "Click a cell" in page_text(memory_runs, "/run/run-1/ranks")
 
 
-def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], plain: Report) -> None:
+def test_links_out_of_the_report_become_plain_text(shown: Callable[..., Parsed], plain: Report) -> None:
     assert '<a href="#view-ranks">' in plain.file.decode().replace(' class="view-link"', "")
     elsewhere = ("/run/other", "http://elsewhere", "javascript:alert(1)", "//elsewhere", "data:text/html,x")
     result = shown(*(page.Text(PageLink("to it", address)) for address in elsewhere))
@@ -163,14 +163,14 @@ def test_links_lead_within_the_file_or_are_texts(shown: Callable[..., Parsed], p
 # Tables
 
 
-def test_a_table_has_the_numbers_of_the_page_and_dashes_for_unknown_ones(shown: Callable[..., Parsed]) -> None:
+def test_report_table_formats_numbers_and_shows_dashes_for_unknown(shown: Callable[..., Parsed]) -> None:
     columns = [text_column("name", HOSTILE), number_column("ms", "Time ms", "t", unit_field="unit")]
     rows: list[dict[str, Any]] = [{"name": HOSTILE, "ms": 1234.567, "unit": "USD"}, {"name": None, "ms": None}]
     result = shown(page.Table(name="one", columns=columns, rows=lambda: rows, file_name="one"))
     assert result.texts("td")[:3] == [HOSTILE, "1,234.57 USD", "-"]
 
 
-def test_what_is_cut_off_of_a_table_is_said(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_truncated_table_shows_its_total_number_of_rows(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a table with more rows than the limit of a file, and cells that a spreadsheet would read as formulas
     rows = [{"name": "=HYPERLINK(1)", "value": -number} for number in range(MOST_ROWS + 5)]
     columns = [text_column("name", "Name"), number_column("value", "Value", "v")]
@@ -209,12 +209,12 @@ _json = st.recursive(
 
 
 @given(light=_json, other=_json)
-def test_the_dark_figure_is_the_light_one_with_its_changes(light: Any, other: Any) -> None:
+def test_figure_differences_applied_to_light_give_the_dark_figure(light: Any, other: Any) -> None:
     assert changed(light, differences(light, other)) == other
     assert differences(light, light) == []
 
 
-def test_only_colours_are_kept_for_the_dark_scheme(plain: Report) -> None:
+def test_dark_scheme_differences_are_only_colours(plain: Report) -> None:
     figures = json.loads(unpacked(plain.file.decode(), "figures"))
     for name in ("step-heatmap", "imposed-bars", "breakdown-bars"):
         paths = [".".join(map(str, path)) for path, _ in figures[name]["dark"]]
@@ -225,7 +225,7 @@ def test_only_colours_are_kept_for_the_dark_scheme(plain: Report) -> None:
 # The file
 
 
-def test_it_has_every_view_with_its_words_figures_and_help(plain: Report, memory_runs: Any) -> None:
+def test_report_has_every_view_with_text_figures_and_help(plain: Report, memory_runs: Any) -> None:
     page = Parsed(plain.file.decode())
     assert plain.faults == []
     assert "Rank 2 on host node-1 makes the other 3 ranks wait" in page.text
@@ -243,7 +243,7 @@ def test_it_has_every_view_with_its_words_figures_and_help(plain: Report, memory
     assert "Rank 2 made the others wait most" in page.text
 
 
-def test_identifiers_are_unique_and_every_link_arrives(plain: Report) -> None:
+def test_identifiers_are_unique_and_every_link_has_a_target(plain: Report) -> None:
     page = Parsed(plain.file.decode())
     identifiers = page.values("id")
     assert len(set(identifiers)) == len(identifiers)
@@ -253,7 +253,7 @@ def test_identifiers_are_unique_and_every_link_arrives(plain: Report) -> None:
     assert {name for value in page.values("aria-labelledby") for name in value.split()} <= set(identifiers)
 
 
-def test_views_may_have_the_same_identifiers(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_identifiers_shared_by_views_are_prefixed(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     same = view_with([page.Group([page.Heading("x", 2, name="t")], "", "section", name="s", labelled_by="t")])
     one_view(monkeypatch, same, replace(same, slug="other"))
     result = Parsed(made(memory_runs).file.decode())
@@ -263,7 +263,7 @@ def test_views_may_have_the_same_identifiers(memory_runs: Any, monkeypatch: pyte
     ]
 
 
-def test_only_its_own_scripts_may_run_and_nothing_may_be_loaded(plain: Report) -> None:
+def test_content_policy_allows_only_the_scripts_of_the_report(plain: Report) -> None:
     page = plain.file.decode()
     result = Parsed(page)
     policies = [
@@ -286,7 +286,7 @@ def _hash(script: str) -> str:
     return f"sha256-{base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()}"
 
 
-def test_the_same_run_makes_the_same_bytes_but_for_the_time(plain: Report, memory_runs: Any) -> None:
+def test_report_is_deterministic_except_for_its_time(plain: Report, memory_runs: Any) -> None:
     run = run_of(memory_runs)
     later = report(run, PageState(), made_unix_ns=MADE_NS + 1_000_000_000, on_progress=lambda _: None).file
     assert later != plain.file
@@ -301,15 +301,13 @@ def test_the_same_run_makes_the_same_bytes_but_for_the_time(plain: Report, memor
         ("finished", "The run was last written to 2026-11-18 11:06:40 UTC."),
     ],
 )
-def test_it_says_of_what_state_of_the_run_it_is(
-    memory_runs: Any, monkeypatch: pytest.MonkeyPatch, status: Any, says: str
-) -> None:
+def test_report_states_the_time_of_its_data(memory_runs: Any, monkeypatch: pytest.MonkeyPatch, status: Any, says: str) -> None:
     one_view(monkeypatch, view_with([]))
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], status=status, last_write_unix_ns=MADE_NS)
     assert says in Parsed(made(memory_runs).file.decode()).text
 
 
-def test_simulated_is_said_and_so_is_what_is_selected(plain: Report, memory_runs: Any) -> None:
+def test_report_shows_simulation_notice_and_selection(plain: Report, memory_runs: Any) -> None:
     before = Parsed(plain.file.decode()).text
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], simulated=True)
     text = Parsed(made(memory_runs, PageState(rank=1, steps=(10, 20), metric="wall_us")).file.decode()).text
@@ -319,7 +317,7 @@ def test_simulated_is_said_and_so_is_what_is_selected(plain: Report, memory_runs
     assert "Selected:" not in before
 
 
-def test_a_figure_that_cannot_be_drawn_costs_only_itself(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_figure_does_not_affect_the_rest_of_the_report(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def missing(*_: Any) -> DrawnFigure:
         raise RankscopeError("no window was captured: rankscope capture asks for one")
 
@@ -342,7 +340,7 @@ def test_a_figure_that_cannot_be_drawn_costs_only_itself(memory_runs: Any, monke
     assert f'title="the first {MOST_CSV_ROWS:,} of {MOST_CSV_ROWS + 1:,} rows"' in completed.file.decode()
 
 
-def test_a_view_that_cannot_be_laid_out_costs_only_itself(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_view_is_reported_and_does_not_fail_the_report(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: Any) -> list[Block]:
         raise KeyError("x")
 
@@ -352,7 +350,7 @@ def test_a_view_that_cannot_be_laid_out_costs_only_itself(memory_runs: Any, monk
     assert completed.faults == ["Made up: KeyError: 'x'"]
 
 
-def test_a_run_that_goes_on_is_looked_at_once(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_live_run_is_read_once_for_a_report(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     # given a live run that has been read once
     folder = write_run(tmp_path / "run", finished=False)
     source = DiskRuns(folder, look_again_s=math.inf)

@@ -45,21 +45,21 @@ def test_runs_are_listed_with_state_and_stored_verdict(cli: Cli, folder: Path, m
     assert "Unreadable" in by_folder["broken"]
 
 
-def test_a_narrow_terminal_cuts_the_verdict_only(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_narrow_terminal_truncates_only_the_verdict(cli: Cli, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     lines = cli("runs", folder).stdout.splitlines()
     assert max(map(len, lines)) <= 80
     assert any(line.endswith("…") for line in lines)
 
 
-def test_programs_get_json(cli: Cli, folder: Path) -> None:
+def test_json_lists_runs_with_verdicts_and_problems(cli: Cli, folder: Path) -> None:
     rows = {Path(row["path"]).name: row for row in json.loads(cli("runs", folder, "--format", "json").stdout)}
     assert (rows["judged"]["kind"], rows["judged"]["status"]) == ("straggler", "finished")
     assert rows["new"]["kind"] is None
     assert rows["broken"]["problem"]
 
 
-def test_a_run_whose_ranks_stand_still_is_hung_as_on_its_page(cli: Cli, tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_run_with_stalled_ranks_is_listed_as_hung(cli: Cli, tmp_path: Path, write_run: Callable[..., Path]) -> None:
     # given a run that was recorded long ago, whose ranks have not ended
     run = write_run(tmp_path / "standing", run_id="run-1", steps=60, slow_rank=None)
     reader, now = RunReader(run), time.time_ns()
@@ -78,7 +78,7 @@ def test_a_run_whose_ranks_stand_still_is_hung_as_on_its_page(cli: Cli, tmp_path
     assert "Hung" in cli("runs", tmp_path).stdout
 
 
-def test_a_hung_run_that_was_interrupted_is_hung(cli: Cli, tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_interrupted_hung_run_is_listed_as_hung(cli: Cli, tmp_path: Path, write_run: Callable[..., Path]) -> None:
     # given a run whose ranks, except rank 2, wait for a minute when they are dumped, and are then ended by Ctrl-C
     run = write_run(tmp_path / "ended", run_id="run-1", steps=60, slow_rank=None)
     reader, begun = RunReader(run), time.time_ns() + 3600 * 10**9
@@ -97,7 +97,7 @@ def test_a_hung_run_that_was_interrupted_is_hung(cli: Cli, tmp_path: Path, write
     assert (row["kind"], row["status"]) == ("hang", "finished")
 
 
-def test_without_runs_it_says_how_to_record_one(cli: Cli, tmp_path: Path) -> None:
+def test_empty_folder_shows_how_to_record_a_run(cli: Cli, tmp_path: Path) -> None:
     completed = cli("runs", tmp_path)
     assert (completed.returncode, completed.stdout) == (0, "")
     assert "rankscope run --" in completed.stderr

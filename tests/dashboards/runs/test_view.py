@@ -39,7 +39,7 @@ def listed(source: Any) -> SearchTable:
     return only(PAGE.blocks(source, "", DashboardConfig()), SearchTable)
 
 
-def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any) -> None:
+def test_rows_are_listed_at_once_and_verdicts_on_request(memory_runs: Any) -> None:
     (row,) = listed(memory_runs).rows()
     assert memory_runs.analysed == 0, "a list of thousands analyses nothing by itself"
     assert (row["name"], row["ranks"], row["hosts"], row["ask"]) == ("bert-base", 4, 2, True)
@@ -54,7 +54,7 @@ def test_rows_come_at_once_and_verdicts_when_they_are_asked_for(memory_runs: Any
     assert "ask" not in collected
 
 
-def test_the_state_of_a_simulated_run_has_room_for_both_badges(write_run: WriteRun, tmp_path: Path) -> None:
+def test_state_column_is_wider_if_a_run_is_simulated(write_run: WriteRun, tmp_path: Path) -> None:
     def width() -> int:
         return next(column.width for column in listed(DiskRuns(tmp_path / "runs")).columns if column.field == "state")
 
@@ -64,13 +64,13 @@ def test_the_state_of_a_simulated_run_has_room_for_both_badges(write_run: WriteR
     assert width() > real
 
 
-def test_columns_of_hours_and_rates_name_the_steps_they_are_of(memory_runs: Any) -> None:
+def test_hints_of_hours_and_rates_name_the_steps_covered(memory_runs: Any) -> None:
     hints = {column.field: column_def(column).get("headerTooltip", "") for column in listed(memory_runs).columns}
     assert all("typical" in hints[field] for field in ("lost", "step_ms", "samples", "tokens"))
     assert "rare" in hints["lost"]
 
 
-def test_columns_up_to_the_cause_fit_the_screen_and_come_first(memory_runs: Any) -> None:
+def test_main_columns_come_first_and_fit_the_screen(memory_runs: Any) -> None:
     runs = listed(memory_runs)
     shown = ("name", "kind", "at_fault", "cause", "lost_share", "step_ms", "state", "ranks", "health")
     assert tuple(column.field for column in runs.columns[: len(shown)]) == shown
@@ -82,7 +82,7 @@ def test_columns_up_to_the_cause_fit_the_screen_and_come_first(memory_runs: Any)
     assert runs.rows()[0]["start"].endswith(" UTC"), "the saved table has one time zone"
 
 
-def test_a_row_names_rank_cause_and_share(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_row_shows_blamed_ranks_cause_and_lost_share(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     (row,) = rows_of(memory_runs, ["run-1"])
     assert (row["at_fault"], row["cause"]) == ("rank 2", "slow input")
     assert row["lost_share"] == pytest.approx(100 * (1 - 1 / (analysis.verdict.slowdown or 1)), abs=0.06)
@@ -96,9 +96,7 @@ def test_a_row_names_rank_cause_and_share(memory_runs: Any, analysis: Analysis, 
     assert at_fault() is None
 
 
-def test_the_picked_run_is_shown_in_words_the_first_if_none_is_picked(
-    memory_runs: Any, analysis: Analysis, table: StepTable
-) -> None:
+def test_selected_or_first_run_is_shown_in_detail(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(analysis, table, run_id="b", path="runs/other", losses="rank 1 killed")
     assert "makes the other 3 ranks wait" in text_of(picked_run(memory_runs, None))
     assert "runs/bert" in text_of(picked_run(memory_runs, "gone"))
@@ -112,7 +110,7 @@ def test_the_picked_run_is_shown_in_words_the_first_if_none_is_picked(
     assert picked_run(memory_runs, None) == []
 
 
-def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any) -> None:
+def test_cached_verdict_is_shown_at_once(memory_runs: Any) -> None:
     memory_runs.cached.add("run-1")
     (row,) = listed(memory_runs).rows()
     assert row["kind"] == "Straggler"
@@ -120,9 +118,7 @@ def test_what_has_been_analysed_before_is_there_at_once(memory_runs: Any) -> Non
 
 
 @pytest.mark.parametrize("current", [True, False])
-def test_a_stored_verdict_is_shown_at_once_and_judged_again_if_stale(
-    memory_runs: Any, analysis: Analysis, *, current: bool
-) -> None:
+def test_stored_verdict_is_shown_at_once_and_reanalysed_if_stale(memory_runs: Any, analysis: Analysis, *, current: bool) -> None:
     memory_runs.stored["run-1"] = StoredBrief(brief_of(analysis), current)
     row = first_row(memory_runs, memory_runs.summary("run-1"))
     assert (row["kind"], "ask" in row) == ("Straggler", not current)
@@ -132,7 +128,7 @@ def test_a_stored_verdict_is_shown_at_once_and_judged_again_if_stale(
     assert asked_row(memory_runs, memory_runs.summary("run-1")) == row
 
 
-def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: Path, write_run: WriteRun) -> None:
+def test_experiment_tracker_links_are_limited_to_valid_web_urls(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     info = json.loads((run / "run.json").read_text())
     info["trackers"] = {"W&B": "https://wandb.ai/a/b/runs/c", "Else": "javascript:alert(1)"}
@@ -147,14 +143,14 @@ def test_a_run_links_to_its_experiment_trackers_by_web_addresses_only(tmp_path: 
     assert [(link.text, link.href) for link in page_links(head)] == [("W&B run on wandb.ai", "https://wandb.ai/a/b/runs/c")]
 
 
-def test_the_name_of_a_run_is_no_markup(memory_runs: Any) -> None:
+def test_run_name_is_not_parsed_as_markup(memory_runs: Any) -> None:
     run = replace(memory_runs.summary("run-1"), name="`a` --b")
     (name,) = (block.text for block in walk(run_head(run)) if isinstance(block, Heading))
     assert pieces(name) == [Span("`a` --b")]
 
 
 @pytest.mark.parametrize("status", ["finished", "failed", "silent"])
-def test_a_run_that_hung_says_so_instead_of_how_it_ended(
+def test_hung_run_shows_hung_instead_of_its_final_status(
     memory_runs: Any, analysis: Analysis, table: StepTable, status: str
 ) -> None:
     verdict = Verdict(kind="hang", rank=1, ranks=[1], summary="Rank 1 did not arrive at all_reduce 66.")
@@ -166,7 +162,7 @@ def test_a_run_that_hung_says_so_instead_of_how_it_ended(
     assert not {"Finished", "Ended badly", "Silent"} & set(badges)
 
 
-def test_a_stored_verdict_counts_for_its_version_and_its_files(tmp_path: Path, write_run: WriteRun) -> None:
+def test_stored_verdict_is_stale_after_later_writes_to_the_run(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)
     summary = source.summary("run-1")
@@ -186,13 +182,13 @@ def test_a_stored_verdict_counts_for_its_version_and_its_files(tmp_path: Path, w
     assert not stored.is_current, "written to after the analysis began, if before its verdict was stored"
 
 
-def test_dates_are_searched_and_filtered_as_they_are_shown() -> None:
+def test_dates_are_searched_and_filtered_in_local_time() -> None:
     started = column_def(next(column for column in COLUMNS if column.field == "start"))
     assert started["filterValueGetter"] == started["getQuickFilterText"] == {"function": "localTime(params.data.start)"}
 
 
 @pytest.mark.parametrize("damage", ["{}", "not JSON", "9" * (1 << 21), '{"x": ' + "[" * 100_000, "fifo", "link"])
-def test_a_verdict_that_cannot_be_read_is_none(tmp_path: Path, write_run: WriteRun, damage: str) -> None:
+def test_unreadable_stored_verdict_is_none(tmp_path: Path, write_run: WriteRun, damage: str) -> None:
     run = write_run(tmp_path / "run")
     file = run / "verdict.json"
     if damage == "fifo":
@@ -206,21 +202,21 @@ def test_a_verdict_that_cannot_be_read_is_none(tmp_path: Path, write_run: WriteR
     assert stored_verdict(run) is None
 
 
-def test_a_run_that_is_being_analysed_says_how_far_and_is_asked_for_again(memory_runs: Any) -> None:
+def test_row_of_a_pending_analysis_shows_progress_and_is_polled(memory_runs: Any) -> None:
     memory_runs.problems["run-1"] = NotReadyError(Progress("reading the records of all ranks", 3, 8))
     row = asked_row(memory_runs, memory_runs.summary("run-1"))
     assert row["sentence"] == "Reading the records of all ranks: 3 of 8 …"
     assert row["ask"] is True
 
 
-def test_a_run_that_cannot_be_analysed_says_why_and_is_not_asked_for_again(memory_runs: Any) -> None:
+def test_row_of_a_failed_analysis_shows_the_reason_and_is_not_polled(memory_runs: Any) -> None:
     memory_runs.problems["run-1"] = InputError("runs/bert", "nothing recorded")
     row = asked_row(memory_runs, memory_runs.summary("run-1"))
     assert row["sentence"] == "runs/bert: nothing recorded"
     assert row["ask"] is False
 
 
-def test_an_unreadable_run_is_a_row_with_its_problem_and_no_link(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
+def test_unreadable_run_is_listed_with_its_problem_and_no_link(memory_runs: Any, analysis: Analysis, table: StepTable) -> None:
     memory_runs.put(analysis, table, run_id="bad", name="broken", status="unreadable", problem="broken/run.json: not JSON")
     row = first_row(memory_runs, memory_runs.summary("bad"))
     assert (row["sentence"], row["kind"], row["problem"]) == ("broken/run.json: not JSON", "Unreadable", True)
@@ -232,7 +228,7 @@ def test_an_unreadable_run_is_a_row_with_its_problem_and_no_link(memory_runs: An
 @pytest.mark.parametrize(
     "about", [{"status": "failed", "losses": "rank 1 killed"}, {"status": "live", "losses": "rank 1 killed"}]
 )
-def test_a_run_that_lost_ranks_says_so_and_is_never_green(
+def test_run_that_lost_ranks_shows_the_loss_and_is_not_green(
     memory_runs: Any, analysis: Analysis, table: StepTable, about: dict[str, Any]
 ) -> None:
     sound = msgspec.structs.replace(
@@ -246,7 +242,7 @@ def test_a_run_that_lost_ranks_says_so_and_is_never_green(
     assert (row["kind"], row["kind_tone"]) == ("Balanced", "plain")
 
 
-def test_runs_of_one_name_are_told_apart_by_folder_and_second(tmp_path: Path, write_run: WriteRun) -> None:
+def test_runs_of_one_name_differ_in_folder_and_start_second(tmp_path: Path, write_run: WriteRun) -> None:
     for second in (1, 2):
         write_run(tmp_path / f"job-{second}", run_id=f"run-{second}", start_unix_ns=START_NS + second * 10**9, steps=3)
     rows = listed(DiskRuns(tmp_path)).rows()
@@ -266,7 +262,7 @@ def test_only_some_of_many_live_runs_are_followed(memory_runs: Any, analysis: An
     assert rows[-1]["kind"] == "Straggler"
 
 
-def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(tmp_path: Path, write_run: WriteRun) -> None:
+def test_empty_folder_shows_how_to_record_a_run_and_is_polled(tmp_path: Path, write_run: WriteRun) -> None:
     source = DiskRuns(tmp_path)
     page = PAGE.blocks(source, "", DashboardConfig())
     assert "rankscope run -- torchrun" in text_of(page)
@@ -281,7 +277,7 @@ def test_an_empty_folder_says_how_to_record_a_run_and_looks_again(tmp_path: Path
     assert "2 runs" in text_of(page)
 
 
-def test_a_folder_that_cannot_be_read_is_said(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_folder_is_reported_on_the_page(memory_runs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     def away() -> None:
         raise RankscopeError("/shared/runs: stale file handle")
 
@@ -290,7 +286,7 @@ def test_a_folder_that_cannot_be_read_is_said(memory_runs: Any, monkeypatch: pyt
         assert "stale file handle" in page_text(memory_runs, path)
 
 
-def test_many_viewers_share_a_look() -> None:
+def test_cached_listing_is_shared_by_many_viewers() -> None:
     now, asked = [0.0], []
 
     def look() -> int:

@@ -36,7 +36,7 @@ def hundred_bytes(folder: Path) -> None:
     (folder / "data").write_bytes(b"x" * 100)
 
 
-def test_it_is_made_once_and_found_after_a_restart(tmp_path: Path, write_run: WriteRun) -> None:
+def test_derived_data_is_built_once_and_found_after_a_restart(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     first = InlineBuilder(Store(tmp_path / "cache")).derived(summary(run))
     written = (first.folder / "analysis.json").stat().st_mtime_ns
@@ -48,7 +48,7 @@ def test_it_is_made_once_and_found_after_a_restart(tmp_path: Path, write_run: Wr
 
 
 @pytest.mark.slow
-def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
+def test_two_live_runs_with_one_id_have_separate_verdicts(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     """A run with another run's id does not get the other run's verdict."""
     builder = JobBuilder(Store(tmp_path / "cache"))
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
@@ -56,14 +56,14 @@ def test_two_live_runs_of_one_id_are_told_apart(tmp_path: Path, write_run: Write
     assert [verdict.rank for verdict in verdicts] == [2, None]
 
 
-def test_a_run_that_cannot_be_read_leaves_nothing_in_the_store(tmp_path: Path, write_run: WriteRun) -> None:
+def test_unreadable_run_leaves_no_cache_entry(tmp_path: Path, write_run: WriteRun) -> None:
     run = replace(summary(write_run(tmp_path / "run", steps=1)), path=str(tmp_path / "nothing"))
     with pytest.raises(InputError):
         InlineBuilder(Store(tmp_path / "cache")).derived(run)
     assert list((tmp_path / "cache").iterdir()) == []
 
 
-def test_the_last_used_entries_stay_in_a_full_cache_and_lists_use_none(tmp_path: Path) -> None:
+def test_full_cache_keeps_the_most_recently_used_entries(tmp_path: Path) -> None:
     store = Store(tmp_path / "cache", max_bytes=250)
     for name in "abcd":
         key = key_of(name)
@@ -75,7 +75,7 @@ def test_the_last_used_entries_stay_in_a_full_cache_and_lists_use_none(tmp_path:
     assert [name for name in "abcd" if store.peek(key_of(name)) is not None] == ["a", "d"]
 
 
-def test_a_list_of_runs_does_not_keep_cache_entries(tmp_path: Path, write_run: WriteRun) -> None:
+def test_run_list_does_not_mark_cache_entries_as_used(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "runs" / "a", steps=12)
     builder = InlineBuilder(Store(tmp_path / "cache"))
     source = DiskRuns(tmp_path / "runs", builder)
@@ -89,7 +89,7 @@ def test_a_list_of_runs_does_not_keep_cache_entries(tmp_path: Path, write_run: W
     assert used.stat().st_mtime_ns > 1
 
 
-def test_the_installed_version_is_looked_up_once(tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_installed_version_is_looked_up_once(tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch) -> None:
     source = DiskRuns(write_run(tmp_path / "run", steps=12))
 
     def refused(_name: str) -> str:
@@ -100,7 +100,7 @@ def test_the_installed_version_is_looked_up_once(tmp_path: Path, write_run: Writ
     assert [first_row(source, run) for run in source.runs()]
 
 
-def test_the_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_cache_folder_follows_xdg_cache_home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert cache_folder() == tmp_path / "rankscope" / "dashboard"
     monkeypatch.setenv("XDG_CACHE_HOME", "relative/paths/are/invalid")
@@ -109,9 +109,7 @@ def test_the_cache_is_where_the_desktop_says(monkeypatch: pytest.MonkeyPatch, tm
 
 
 @pytest.mark.slow
-def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(
-    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
-) -> None:
+def test_two_servers_share_a_cache_and_build_once(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     run = summary(write_run(tmp_path / "run", steps=30))
     builder, other = (JobBuilder(Store(tmp_path / "cache")) for _ in range(2))
     with pytest.raises(NotReadyError, match="Starting"):
@@ -124,7 +122,7 @@ def test_processes_beside_make_it_once_and_two_servers_may_share_a_cache(
 
 
 @pytest.mark.slow
-def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
+def test_failed_build_reports_its_reason_and_leaves_no_cache_entry(
     tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
 ) -> None:
     folder = write_run(tmp_path / "run", steps=12)
@@ -138,9 +136,7 @@ def test_why_it_cannot_be_made_is_said_and_not_tried_again_at_once(
 
 
 @pytest.mark.slow
-def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
-    tmp_path: Path, write_run: WriteRun, until_ready: UntilReady
-) -> None:
+def test_live_run_is_followed_and_its_final_result_is_kept(tmp_path: Path, write_run: WriteRun, until_ready: UntilReady) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
     builder = JobBuilder(Store(tmp_path / "cache"))
     source = DiskRuns(run, builder)
@@ -181,7 +177,7 @@ def test_a_live_run_is_followed_to_its_end_and_its_result_is_handed_over(
     assert [path.name for path in builder.store.root.iterdir()] == [settled.folder.name]
 
 
-def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:
+def test_moved_run_is_analysed_at_its_new_path(tmp_path: Path, write_run: WriteRun) -> None:
     """Its analysis names commands with its path."""
     builder = InlineBuilder(Store(tmp_path / "cache"))
     run = write_run(tmp_path / "before", steps=12)
@@ -192,7 +188,7 @@ def test_a_run_that_was_moved_is_analysed_where_it_is(tmp_path: Path, write_run:
     assert (before.part("analysis").source.path, after.part("analysis").source.path) == (str(run), str(moved))
 
 
-def test_a_what_if_after_the_analysis_uses_the_step_records_it_has_read(tmp_path: Path, write_run: WriteRun) -> None:
+def test_whatif_reuses_the_step_records_of_the_analysis(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=40)
     expected = DiskRuns(run).whatif("run-1").result
     source = DiskRuns(run, InlineBuilder(Store(tmp_path / "cache")), look_again_s=math.inf)
@@ -203,7 +199,7 @@ def test_a_what_if_after_the_analysis_uses_the_step_records_it_has_read(tmp_path
     assert source.whatif("run-1").result == expected
 
 
-def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_path: Path, write_run: WriteRun) -> None:
+def test_whatif_of_a_changed_run_reads_the_run_again(tmp_path: Path, write_run: WriteRun) -> None:
     run, builder = write_run(tmp_path / "run", steps=40), InlineBuilder(Store(tmp_path / "cache"))
     builder.derived(summary(run))
     for file in run.rglob("steps-*"):
@@ -212,7 +208,7 @@ def test_a_what_if_of_a_run_that_has_changed_since_the_analysis_reads_it(tmp_pat
     assert read_answer(folder).result.source.evidence == "windows"
 
 
-def test_a_what_if_after_the_analysis_warns_of_damaged_step_records(tmp_path: Path, write_run: WriteRun) -> None:
+def test_whatif_after_the_analysis_warns_about_damaged_step_records(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=40)
     with next(run.rglob("steps-*")).open("ab") as file:
         file.write(b"torn")

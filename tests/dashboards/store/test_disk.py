@@ -32,7 +32,7 @@ from rankscope.runs.small_files import write_record
 WriteRun = Callable[..., Path]
 
 
-def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path, write_run: WriteRun) -> None:
+def test_runs_are_listed_newest_first(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "a", run_id="old", start_unix_ns=1_000)
     write_run(tmp_path / "b", run_id="new", start_unix_ns=2_000, simulated=True)
     (tmp_path / "not-a-run").mkdir()
@@ -46,7 +46,7 @@ def test_a_folder_of_runs_lists_them_newest_first(tmp_path: Path, write_run: Wri
     assert (old.status, old.world_size, old.ranks, old.hosts, old.attempts) == ("finished", 4, 4, 2, 1)
 
 
-def test_a_run_directory_is_a_list_of_one(tmp_path: Path, write_run: WriteRun) -> None:
+def test_run_directory_is_served_as_a_list_of_one_run(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)
     assert [summary.run_id for summary in source.runs()] == ["run-1"]
@@ -54,14 +54,14 @@ def test_a_run_directory_is_a_list_of_one(tmp_path: Path, write_run: WriteRun) -
     assert source.part("run-1", "steps").part("own_us").values.shape == (4, 60)
 
 
-def test_an_empty_folder_has_no_runs_until_one_appears(tmp_path: Path, write_run: WriteRun) -> None:
+def test_new_run_appears_in_an_empty_folder(tmp_path: Path, write_run: WriteRun) -> None:
     source = DiskRuns(tmp_path)
     assert source.runs() == []
     write_run(tmp_path / "first")
     assert [summary.run_id for summary in source.runs()] == ["run-1"]
 
 
-def test_somebodys_private_folder_does_not_hide_the_other_runs(
+def test_private_folder_of_another_user_does_not_hide_other_runs(
     tmp_path: Path, write_run: WriteRun, without_privilege: list[str]
 ) -> None:
     write_run(tmp_path / "open", steps=12)
@@ -82,7 +82,7 @@ def test_an_unknown_run_id_is_an_error(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "content", [b"", b"{", b"[]", b"\xff\xfe", b'{"schema": "rankscope.run/9", "run_id": "x"}', b'{"x": ' + b"[" * 100_000]
 )
-def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: bytes, write_run: WriteRun) -> None:
+def test_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: bytes, write_run: WriteRun) -> None:
     write_run(tmp_path / "good")
     (tmp_path / "broken").mkdir()
     (tmp_path / "broken" / "run.json").write_bytes(content)
@@ -97,7 +97,7 @@ def test_an_unreadable_run_is_listed_with_the_reason(tmp_path: Path, content: by
     assert source.summary("run-1").problem is None, "the other runs are not affected"
 
 
-def test_a_deeply_nested_file_costs_only_itself(tmp_path: Path, write_run: WriteRun) -> None:
+def test_deeply_nested_json_affects_only_its_own_file(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "runs" / "run")
     nested = '{"x": ' + "[" * 100_000 + "\n"
     for name in ("attempt.json", "ranks/00000/rank.json"):
@@ -120,7 +120,7 @@ def test_two_folders_with_one_run_id_are_both_listed(tmp_path: Path, write_run: 
     assert "same run id" in (by_id["copy"].problem or "")
 
 
-def test_a_copy_does_not_hide_the_run_whose_folder_is_called_as_its_id(tmp_path: Path, write_run: WriteRun) -> None:
+def test_copy_does_not_hide_the_run_whose_folder_is_named_by_its_id(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "run-1", run_id="run-1")
     write_run(tmp_path / "backup", run_id="run-1")
     source = DiskRuns(tmp_path)
@@ -137,7 +137,7 @@ def test_a_copy_does_not_hide_the_run_whose_folder_is_called_as_its_id(tmp_path:
     assert source.summary("run-1").problem is None
 
 
-def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: WriteRun) -> None:
+def test_run_status_is_starting_live_silent_or_finished(tmp_path: Path, write_run: WriteRun) -> None:
     now = [0.0]
     source = DiskRuns(tmp_path, clock_s=lambda: now[0])
     write_run(tmp_path / "starting", run_id="starting", ranks=0)
@@ -159,7 +159,7 @@ def test_a_run_is_starting_live_silent_finished(tmp_path: Path, write_run: Write
         (dict.fromkeys(range(4), "killed"), "all 4 ranks killed"),
     ],
 )
-def test_a_run_that_lost_ranks_has_failed_and_says_which(
+def test_run_that_lost_ranks_has_failed_and_names_the_ranks(
     tmp_path: Path, write_run: WriteRun, ends: dict[int, str], losses: str
 ) -> None:
     write_run(tmp_path / "over", run_id="over", steps=12, ends=ends)
@@ -176,20 +176,20 @@ def test_many_lost_ranks_are_counted(tmp_path: Path, write_run: WriteRun) -> Non
     assert DiskRuns(tmp_path).summary("run-1").losses == "ranks 0, 1, 2, 3, 4, 5, 6, 7 and 2 more killed"
 
 
-def test_a_recorder_that_gave_up_is_no_failure_of_the_job(tmp_path: Path, write_run: WriteRun) -> None:
+def test_disabled_recorder_is_not_a_failure_of_the_job(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path, steps=12, ends={2: "disabled"})
     summary = DiskRuns(tmp_path).summary("run-1")
     assert (summary.status, summary.losses, summary.unrecorded) == ("finished", None, "rank 2")
 
 
-def test_live_runs_come_before_newer_ones(tmp_path: Path, write_run: WriteRun) -> None:
+def test_live_runs_are_listed_before_newer_finished_ones(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "a", run_id="live", start_unix_ns=1_000, finished=False, steps=12)
     write_run(tmp_path / "b", run_id="old", start_unix_ns=2_000, steps=12)
     write_run(tmp_path / "c", run_id="new", start_unix_ns=3_000, steps=12)
     assert [run.run_id for run in DiskRuns(tmp_path).runs()] == ["live", "new", "old"]
 
 
-def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: WriteRun) -> None:
+def test_revision_changes_only_with_recorded_evidence(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12)
     before = footprint(run)
     (run / "control").mkdir()
@@ -204,7 +204,7 @@ def test_the_revision_changes_with_the_evidence_only(tmp_path: Path, write_run: 
     assert footprint(run).standing == before.standing, "who takes part is the same"
 
 
-def test_what_a_silent_rank_is_doing_is_read_again_but_no_sign_of_progress(tmp_path: Path, write_run: WriteRun) -> None:
+def test_rank_activity_changes_the_revision_but_is_not_progress(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
     file = activity_file(run, 0, 1)
     before = footprint(run)
@@ -225,7 +225,7 @@ def test_what_a_silent_rank_is_doing_is_read_again_but_no_sign_of_progress(tmp_p
     assert footprint(run) == now, "and reports to the planner of windows"
 
 
-def test_the_table_of_ranks_says_what_a_silent_rank_is_doing(tmp_path: Path, write_run: WriteRun) -> None:
+def test_rank_table_shows_the_activity_of_a_silent_rank(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", steps=12, finished=False)
     now = time.time_ns()  # what was seen minutes ago is no longer shown
     activity = RankActivity(
@@ -250,7 +250,7 @@ def test_an_unchanged_run_is_analysed_once(tmp_path: Path, write_run: WriteRun) 
     assert source.part("run-1", "steps") is not table
 
 
-def test_records_of_windows_are_read_anew_with_their_files(tmp_path: Path, write_run: WriteRun) -> None:
+def test_new_window_record_files_are_read(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run")
     source = DiskRuns(run)
     (window, *_) = source.windows(source.summary("run-1")).windows
@@ -260,7 +260,7 @@ def test_records_of_windows_are_read_anew_with_their_files(tmp_path: Path, write
     assert source.window_kernels(source.summary("run-1"), window, 0) == [*before, kernel]
 
 
-def test_concurrent_callers_share_one_computation() -> None:
+def test_concurrent_callers_share_one_cached_computation() -> None:
     cache = MemoryCache()
     made: list[int] = []
     together = threading.Barrier(4)
@@ -281,7 +281,7 @@ def test_concurrent_callers_share_one_computation() -> None:
     assert len(made) == 1
 
 
-def test_memory_is_bounded_in_bytes_and_failures_are_not_remembered() -> None:
+def test_memory_cache_is_bounded_in_bytes_and_does_not_cache_failures() -> None:
     cache = MemoryCache(10_000)
     for key in ("a", "b", "c"):
         cache.get("kind", key, "1", lambda: np.zeros(500))
@@ -301,14 +301,14 @@ def test_memory_is_bounded_in_bytes_and_failures_are_not_remembered() -> None:
     assert cache.get("kind", "d", "1", lambda: "mended") == "mended"
 
 
-def test_sizes_of_long_lists_are_estimated(analysis: Analysis) -> None:
+def test_memory_sizes_of_long_lists_are_estimated(analysis: Analysis) -> None:
     ranks = 10_000 * analysis.ranks[:1]
     result = size_bytes(analysis.ranks[0])
     assert 10_000 * result <= size_bytes(msgspec.structs.replace(analysis, ranks=ranks)) <= 11_000 * (result + 8)
     assert size_bytes({"values": np.zeros(1_000_000)}) > 8_000_000
 
 
-def test_of_two_folders_with_one_run_id_the_one_written_last_is_the_run(tmp_path: Path, write_run: WriteRun) -> None:
+def test_most_recently_written_folder_with_one_run_id_is_the_run(tmp_path: Path, write_run: WriteRun) -> None:
     """A backup beside the run may come first in the alphabet."""
     backup = write_run(tmp_path / "a-backup", steps=12)
     write_run(tmp_path / "run", steps=12)
@@ -319,7 +319,7 @@ def test_of_two_folders_with_one_run_id_the_one_written_last_is_the_run(tmp_path
     assert "same run id" in str(problems["a-backup"])
 
 
-def test_a_run_whose_folder_was_moved_is_found_where_it_is(tmp_path: Path, write_run: WriteRun) -> None:
+def test_moved_run_folder_is_found_at_its_new_path(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "a", run_id="one", steps=1)
     source = DiskRuns(tmp_path)
     assert source.summary("one").path == str(tmp_path / "a")

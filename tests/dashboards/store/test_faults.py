@@ -39,7 +39,7 @@ def aged(path: Path, seconds: float) -> None:
         os.utime(file, (moment, moment))
 
 
-def test_what_killed_servers_left_makes_room_and_what_is_used_stays(tmp_path: Path) -> None:
+def test_leftovers_of_killed_servers_are_removed_unless_in_use(tmp_path: Path) -> None:
     for name in (".half", ".old", ".new"):
         (tmp_path / name / "steps").mkdir(parents=True)
     for path in list(tmp_path.iterdir()):
@@ -49,9 +49,7 @@ def test_what_killed_servers_left_makes_room_and_what_is_used_stays(tmp_path: Pa
     assert {path.name for path in tmp_path.iterdir()} == {".new", "key"}
 
 
-def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
-    memory_runs: Any, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_internal_error_shows_an_error_page_and_is_logged(memory_runs: Any, caplog: pytest.LogCaptureFixture) -> None:
     def broken(_run_id: str) -> None:
         raise KeyError("idle")
 
@@ -62,7 +60,7 @@ def test_an_error_of_ours_is_a_page_that_says_so_and_a_line_in_the_log(
     assert [record.getMessage() for record in caplog.records] == ["page /run/run-1"]
 
 
-def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
+def test_run_whose_follower_failed_shows_data_age_and_reason(
     tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     # Given a live run with a cached analysis
@@ -113,7 +111,7 @@ def test_a_live_run_that_is_no_longer_followed_says_its_age_and_why(
     assert "nothing newer could be read" not in page_says() + list_says()
 
 
-def test_a_follower_that_failed_tries_again_although_no_file_has_changed(
+def test_failed_follower_retries_without_a_file_change(
     tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run, folder = write_run(tmp_path / "run", steps=12, finished=False), Store(tmp_path / "cache").new_folder()
@@ -142,7 +140,7 @@ def test_a_follower_that_failed_tries_again_although_no_file_has_changed(
 
 
 @pytest.mark.parametrize("body", [b"[]", b"null", b"{}", b"[" * 100_000, b'{"output": "page.children", "inputs": 5}'])
-def test_what_no_page_sends_gets_a_line_and_its_trace_is_logged(
+def test_malformed_callback_request_is_a_500_and_its_trace_is_logged(
     memory_runs: Any, caplog: pytest.LogCaptureFixture, body: bytes
 ) -> None:
     http = create_app(memory_runs).server.test_client()
@@ -151,13 +149,13 @@ def test_what_no_page_sends_gets_a_line_and_its_trace_is_logged(
     assert [record.exc_info is not None for record in caplog.records] == [True]
 
 
-def test_a_script_that_is_none_of_ours_is_not_there(memory_runs: Any) -> None:
+def test_unknown_component_script_is_404(memory_runs: Any) -> None:
     answer = create_app(memory_runs).server.test_client().get("/_dash-component-suites/nobody/x.js")
     assert (answer.status_code, answer.text) == (404, "There is no such file.\n")
 
 
 @pytest.mark.slow
-def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: Path, write_run: WriteRun) -> None:
+def test_any_damaged_cache_file_is_rebuilt(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "runs" / "run", steps=32)
     cache = Store(tmp_path / "cache")
 
@@ -190,7 +188,7 @@ def test_what_is_cached_and_damaged_is_made_anew_whatever_file_it_is(tmp_path: P
             path.write_bytes(content)
 
 
-def test_what_cannot_be_read_although_it_was_made_anew_is_said(
+def test_part_that_stays_unreadable_after_rebuild_is_an_error(
     tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", steps=12))
@@ -206,7 +204,7 @@ def test_what_cannot_be_read_although_it_was_made_anew_is_said(
             source.part("run-1", "analysis")
 
 
-def test_what_is_in_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_entries_of_a_read_only_cache_are_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = Store(tmp_path / "cache")
     made = store.put("key", lambda folder: (folder / "made").touch())
 
@@ -218,7 +216,7 @@ def test_what_is_in_a_cache_that_may_only_be_read_is_used(tmp_path: Path, monkey
     assert store.find("another") is None
 
 
-def test_a_full_disk_is_told_with_its_folder_and_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_error_names_the_folder_and_the_cache_option(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
     assert error_text(error, tmp_path / "new") == "No space left on device"  # of another disk
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=0))

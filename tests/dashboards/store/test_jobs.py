@@ -93,7 +93,7 @@ def left_over(jobs: Jobs) -> list[Path]:
 
 
 @pytest.mark.slow
-def test_a_job_that_is_killed_is_said_and_a_minute_later_it_is_tried_again(tmp_path: Path, run: RunSummary) -> None:
+def test_killed_job_is_reported_and_later_retried(tmp_path: Path, run: RunSummary) -> None:
     jobs = Jobs(Store(tmp_path / "cache"))
     with stopped_job(jobs, run) as pid:
         os.kill(pid, signal.SIGKILL)
@@ -106,7 +106,7 @@ def test_a_job_that_is_killed_is_said_and_a_minute_later_it_is_tried_again(tmp_p
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("view", "was_analysed"), [("", False), ("/whatif", True)])
-def test_a_job_that_hangs_can_be_cancelled_on_the_page(
+def test_hanging_job_can_be_cancelled_on_the_page(
     tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch, view: str, *, was_analysed: bool
 ) -> None:
     before = [InlineBuilder(Store(tmp_path / "cache")).derived(run).folder] if was_analysed else []
@@ -149,7 +149,7 @@ def hanging(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @pytest.mark.slow
-def test_a_job_without_progress_is_ended(tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_job_without_progress_is_killed(tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HUNG_AFTER_S", 0.5)
     jobs = Jobs(Store(tmp_path / "cache"))
     with stopped_job(jobs, run) as pid:
@@ -158,7 +158,7 @@ def test_a_job_without_progress_is_ended(tmp_path: Path, run: RunSummary, monkey
 
 
 @pytest.mark.slow
-def test_a_job_that_exceeds_the_memory_is_ended_with_the_reason(tmp_path: Path, run: RunSummary) -> None:
+def test_job_that_exceeds_the_memory_limit_is_killed_with_the_reason(tmp_path: Path, run: RunSummary) -> None:
     output = str(outcome(Jobs(Store(tmp_path / "cache"), memory_bytes=1 << 20), run))
     assert "1.0 MiB" in output
     assert "--memory" in output
@@ -166,7 +166,7 @@ def test_a_job_that_exceeds_the_memory_is_ended_with_the_reason(tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_a_full_disk_is_said_and_nothing_half_done_is_left(tmp_path: Path, run: RunSummary) -> None:
+def test_full_disk_is_reported_and_leaves_no_partial_files(tmp_path: Path, run: RunSummary) -> None:
     jobs = Jobs(Store(tmp_path / "cache"))
     with disk_with_room_for(1000):
         output = str(outcome(jobs, run))
@@ -175,7 +175,7 @@ def test_a_full_disk_is_said_and_nothing_half_done_is_left(tmp_path: Path, run: 
 
 
 @pytest.mark.slow
-def test_the_jobs_of_a_server_that_is_killed_end_with_it(tmp_path: Path, run: RunSummary) -> None:
+def test_jobs_of_a_killed_server_exit_and_remove_their_files(tmp_path: Path, run: RunSummary) -> None:
     script = (
         "import sys, time; from pathlib import Path; from rankscope.dashboards.store.jobs import start\n"
         "process, _ = start('follow', Path(sys.argv[1]), [sys.argv[2]]); print(process.pid, flush=True); time.sleep(600)"
@@ -193,7 +193,7 @@ def test_the_jobs_of_a_server_that_is_killed_end_with_it(tmp_path: Path, run: Ru
 
 
 @pytest.mark.slow
-def test_a_job_that_reports_to_a_server_that_has_ended_leaves_nothing(tmp_path: Path, run: RunSummary) -> None:
+def test_job_that_reports_to_a_dead_server_leaves_no_files(tmp_path: Path, run: RunSummary) -> None:
     script = (
         "import sys; from multiprocessing import Pipe; from pathlib import Path; from rankscope.dashboards.store import tasks\n"
         "tasks._end_with = lambda *_: None  # the report is faster\n"
@@ -205,7 +205,7 @@ def test_a_job_that_reports_to_a_server_that_has_ended_leaves_nothing(tmp_path: 
     assert not folder.exists()
 
 
-def test_one_large_analysis_runs_at_a_time_and_small_ones_beside_it(
+def test_one_large_analysis_runs_at_a_time_beside_a_small_one(
     tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_start(*_: object) -> Any:
@@ -244,7 +244,7 @@ def test_one_large_analysis_runs_at_a_time_and_small_ones_beside_it(
     assert waits_for("b", "large-2", LARGE_BYTES) is None
 
 
-def test_an_error_of_ours_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_of_a_job_is_reported_to_the_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
         raise KeyError("idle")
 
@@ -257,7 +257,7 @@ def test_an_error_of_ours_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         assert b"an error in rankscope (KeyError)" in ours.recv_bytes()
 
 
-def test_a_full_disk_is_named_where_a_process_could_not_say_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_full_disk_is_named_as_the_cause_of_a_silent_exit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("shutil.disk_usage", lambda _folder: SimpleNamespace(free=0))
     why = ended_silently(-9, tmp_path / "job")
     assert "full" in why
@@ -265,7 +265,7 @@ def test_a_full_disk_is_named_where_a_process_could_not_say_it(tmp_path: Path, m
     assert "--cache" in why
 
 
-def test_a_cache_that_cannot_be_written_is_said(
+def test_unwritable_cache_is_an_error(
     tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch, until_ready: Callable[..., Any]
 ) -> None:
     def full(*_: object, **__: object) -> str:
@@ -296,7 +296,7 @@ def test_a_cache_that_cannot_be_written_is_said(
         ),
     ],
 )
-def test_what_is_left_is_the_least_of_the_machine_and_its_cgroups(
+def test_available_memory_is_the_minimum_of_machine_and_cgroups(
     tmp_path: Path, group: str, files: dict[str, str], expected: int
 ) -> None:
     (tmp_path / "proc/self").mkdir(parents=True)
@@ -309,14 +309,14 @@ def test_what_is_left_is_the_least_of_the_machine_and_its_cgroups(
 
 
 @pytest.mark.slow
-def test_a_run_that_becomes_a_link_before_its_job_starts_is_not_read(tmp_path: Path, run: RunSummary) -> None:
+def test_run_replaced_by_a_link_before_its_job_starts_is_not_read(tmp_path: Path, run: RunSummary) -> None:
     Path(run.path).rename(tmp_path / "elsewhere")
     Path(run.path).symlink_to(tmp_path / "elsewhere")
     assert "a symbolic link" in str(outcome(Jobs(Store(tmp_path / "cache")), run))
 
 
 @pytest.mark.slow
-def test_memory_that_another_job_uses_already_is_within_the_limit(
+def test_memory_limit_includes_memory_used_by_running_jobs(
     tmp_path: Path, run: RunSummary, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(module, "memory_left", lambda: 1 << 30)
@@ -328,7 +328,7 @@ def test_memory_that_another_job_uses_already_is_within_the_limit(
     assert other.ending is None
 
 
-def test_memory_that_cannot_be_known_is_no_limit(tmp_path: Path) -> None:
+def test_unknown_available_memory_is_no_limit(tmp_path: Path) -> None:
     assert memory_left(tmp_path, tmp_path) is None
     assert used_bytes(os.getpid()) > 1 << 20
     assert used_bytes(os.getpid(), tmp_path) == 0
@@ -361,7 +361,7 @@ class Analyses:
             raise ZeroDivisionError
 
 
-def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_none() -> None:
+def test_backlog_analyses_few_runs_at_a_time_and_skips_damaged_ones() -> None:
     analyses = Analyses("h")
     backlog = Backlog(analyses, look_every_s=0.01)
     backlog.add(["damaged", "ours", *"abcdefgh"])
@@ -375,7 +375,7 @@ def test_runs_are_analysed_a_few_at_a_time_and_a_damaged_one_stops_none() -> Non
     assert backlog.progress == Progress("analysing runs", 10, 10)
 
 
-def test_a_request_after_the_last_has_ended_starts_again() -> None:
+def test_backlog_restarts_for_a_request_after_completion() -> None:
     analyses = Analyses("b")
     backlog = Backlog(analyses, look_every_s=0.01)
     backlog.add([])

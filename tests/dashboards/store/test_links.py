@@ -43,7 +43,7 @@ def root(tmp_path: Path, write_run: WriteRun) -> Path:
     return tmp_path / "runs"
 
 
-def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path) -> None:
+def test_link_to_a_run_outside_the_root_is_listed_but_not_shown(root: Path, secret: Path) -> None:
     (root / "link").symlink_to(secret)
     source = DiskRuns(root)
     assert [run.run_id for run in source.runs()] == ["own", "link"]
@@ -85,7 +85,7 @@ def test_a_run_outside_is_said_but_not_shown(root: Path, secret: Path) -> None:
         lambda run: run / "findings.jsonl",
     ],
 )
-def test_what_a_link_in_a_run_leads_to_is_not_shown(root: Path, secret: Path, inside: Callable[[Path], Path]) -> None:
+def test_target_of_a_link_inside_a_run_is_not_shown(root: Path, secret: Path, inside: Callable[[Path], Path]) -> None:
     link = inside(root / "own")
     link.parent.mkdir(parents=True, exist_ok=True)
     if link.exists():
@@ -132,7 +132,7 @@ def test_raw_traces_behind_links_are_neither_shown_nor_exported(root: Path, secr
     assert b"secret" not in exported
 
 
-def test_dumps_of_a_hang_behind_links_are_not_read(root: Path, secret: Path) -> None:
+def test_flight_recorder_dumps_behind_links_are_not_read(root: Path, secret: Path) -> None:
     flight = flight_dir(secret, 0)
     flight.mkdir()
     dump = flight / "rank-00000-end-nccl.json"
@@ -143,7 +143,7 @@ def test_dumps_of_a_hang_behind_links_are_not_read(root: Path, secret: Path) -> 
     assert analyze_hang([dump]).ranks is not None, "it can be read where it is"
 
 
-def test_a_run_that_becomes_a_link_is_gone(root: Path, secret: Path) -> None:
+def test_run_replaced_by_a_link_is_no_longer_shown(root: Path, secret: Path) -> None:
     source = DiskRuns(root)
     assert source.summary("own").problem is None
     (root / "own").rename(root.parent / "moved")
@@ -151,7 +151,7 @@ def test_a_run_that_becomes_a_link_is_gone(root: Path, secret: Path) -> None:
     assert source.summary("own").problem is not None, "goes by its folder's name"
 
 
-def test_links_that_stay_inside_are_followed(root: Path, tmp_path: Path) -> None:
+def test_links_within_the_run_folder_are_followed(root: Path, tmp_path: Path) -> None:
     (root / "archive").mkdir()
     (root / "own").rename(root / "archive" / "own")
     (root / "own").symlink_to("archive/own")
@@ -162,7 +162,7 @@ def test_links_that_stay_inside_are_followed(root: Path, tmp_path: Path) -> None
         assert DiskRuns(path).part("own", "analysis").verdict.rank == 2
 
 
-def test_links_that_lead_nowhere_or_in_circles_harm_nobody(root: Path) -> None:
+def test_dangling_and_circular_links_are_harmless(root: Path) -> None:
     (root / "own" / "circle").symlink_to("circle")
     (root / "own" / "nowhere").symlink_to("nothing")
     (root / "circle").symlink_to("circle")
@@ -170,7 +170,7 @@ def test_links_that_lead_nowhere_or_in_circles_harm_nobody(root: Path) -> None:
     assert run.problem is None
 
 
-def test_a_folder_whose_name_is_no_text_is_listed(root: Path) -> None:
+def test_folder_with_a_non_utf8_name_is_listed(root: Path) -> None:
     folder = root / os.fsdecode(b"caf\xe9")
     folder.mkdir()
     (folder / "run.json").write_text("{}")
@@ -179,7 +179,7 @@ def test_a_folder_whose_name_is_no_text_is_listed(root: Path) -> None:
     assert "not a rankscope run" in page_text(source, "/run/caf%E9")
 
 
-def test_a_run_in_a_folder_whose_name_is_no_text_has_all_its_views(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_run_in_a_folder_with_a_non_utf8_name_has_all_views(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     root = tmp_path / os.fsdecode(b"caf\xe9")
     for run_id in ("a", "b"):
         write_run(root / run_id, run_id=run_id)

@@ -38,20 +38,20 @@ def derived(run: Path, folder: Path) -> DerivedData:
     return DerivedData(folder)
 
 
-def test_what_is_recorded_and_what_is_derived_have_different_names() -> None:
+def test_recorded_and_derived_metrics_have_different_labels() -> None:
     assert len(metrics.METRICS) > len(RECORDED)
     assert all(metrics.METRICS[name].label == metric.label for name, metric in RECORDED.items())
     labels = [metric.label for metric in metrics.METRICS.values()]
     assert len(labels) == len(set(labels)), "nobody could tell them apart"
 
 
-def test_every_metric_is_documented_with_its_worst_end() -> None:
+def test_every_metric_is_documented_with_its_worst_direction() -> None:
     rows = [line.split("|") for line in DOCUMENT.read_text().splitlines() if line.startswith("| `")]
     by_key = {name.strip(" `"): row[3].strip() for row in rows if len(row) == 6 for name in row[1].split(",")}
     assert by_key == {name: metric.worst for name, metric in metrics.METRICS.items()}
 
 
-def test_profiled_steps_have_their_breakdown_and_others_nothing(tmp_path: Path, write_run: WriteRun) -> None:
+def test_only_profiled_steps_have_a_breakdown(tmp_path: Path, write_run: WriteRun) -> None:
     steps = derived(write_run(tmp_path / "run"), tmp_path / "out").part("steps")
     exposed, idle = (steps.part(name).values for name in ("exposed_communication_us", "idle_us"))
     profiled = np.isin(steps.steps, range(20, 23))
@@ -63,7 +63,7 @@ def test_profiled_steps_have_their_breakdown_and_others_nothing(tmp_path: Path, 
     np.testing.assert_allclose(ratio, hidden / communication, rtol=1e-6)
 
 
-def test_a_ratio_without_communication_is_not_known(tmp_path: Path, write_run: WriteRun) -> None:
+def test_overlap_ratio_without_communication_is_unknown(tmp_path: Path, write_run: WriteRun) -> None:
     run = write_run(tmp_path / "run", windows=False)
     nothing = StepBreakdown(
         step=7, start_unix_ns=1, device_kind="cpu", window_us=9, compute_us=9, communication_us=0, overlap_us=0,
@@ -79,7 +79,7 @@ def test_a_ratio_without_communication_is_not_known(tmp_path: Path, write_run: W
     assert np.isnan(steps.part("communication_us").values[1:]).all()
 
 
-def test_who_made_others_wait_is_told_for_every_step_that_can_be_judged(tmp_path: Path, write_run: WriteRun) -> None:
+def test_imposed_wait_blames_the_slow_rank_in_every_judged_step(tmp_path: Path, write_run: WriteRun) -> None:
     run = read_evidence(write_run(tmp_path / "run"))
     judged = np.isfinite(imposed_values(run)).all(axis=0)
     values = imposed_values(run)[:, judged]
@@ -90,7 +90,7 @@ def test_who_made_others_wait_is_told_for_every_step_that_can_be_judged(tmp_path
     assert waited == pytest.approx(40_000, rel=0.1), "of each victim, as long as the data is late"
 
 
-def test_imposed_wait_of_profiled_steps_sums_to_that_of_the_analysis(tmp_path: Path, write_run: WriteRun) -> None:
+def test_profiled_imposed_wait_sums_to_that_of_the_analysis(tmp_path: Path, write_run: WriteRun) -> None:
     run = read_evidence(write_run(tmp_path / "run"))
     values = window_values(run)
     assert list(values.steps) == [20, 21, 22]
@@ -100,7 +100,7 @@ def test_imposed_wait_of_profiled_steps_sums_to_that_of_the_analysis(tmp_path: P
     assert (imposed.argmax(axis=0) == SLOW).all()
 
 
-def test_a_run_tells_which_metrics_it_has_and_the_page_why_not_the_others(tmp_path: Path, write_run: WriteRun) -> None:
+def test_missing_metrics_are_disabled_with_the_command_to_record_them(tmp_path: Path, write_run: WriteRun) -> None:
     write_run(tmp_path / "run", windows=False)
     result = DiskRuns(tmp_path / "run").part("run-1", "steps").metrics
     options = {str(option["value"]): option for option in metrics.choices(result)}
@@ -112,7 +112,7 @@ def test_a_run_tells_which_metrics_it_has_and_the_page_why_not_the_others(tmp_pa
     assert set(options) == set(metrics.METRICS)
 
 
-def test_of_clocks_and_ratios_the_lowest_stands_for_many_steps(tmp_path: Path) -> None:
+def test_binned_clocks_and_ratios_keep_the_lowest_value(tmp_path: Path) -> None:
     values = np.full((2, 40), 1.5e9, np.float32)
     values[1, 17] = 0.3e9
     writer = TileWriter(tmp_path / "fill")
@@ -127,7 +127,7 @@ def test_of_clocks_and_ratios_the_lowest_stands_for_many_steps(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("newer", [np.nan, 5.0])
-def test_what_is_put_for_all_ranks_leaves_what_is_not_told_as_it_was(tmp_path: Path, newer: float) -> None:
+def test_nan_in_a_later_write_keeps_the_earlier_value(tmp_path: Path, newer: float) -> None:
     writer = TileWriter(tmp_path)
     writer.add_ranks([0, 1])
     writer.put("gc_us", np.arange(300), np.full((2, 300), np.nan, np.float32))
@@ -144,7 +144,7 @@ def test_what_is_put_for_all_ranks_leaves_what_is_not_told_as_it_was(tmp_path: P
     assert np.isfinite(coarse).sum() == 4
 
 
-def test_profiled_steps_are_where_they_belong_at_every_zoom(tmp_path: Path) -> None:
+def test_profiled_steps_are_at_the_right_position_at_every_zoom(tmp_path: Path) -> None:
     every, few = TileWriter(tmp_path / "every"), TileWriter(tmp_path / "few")
     steps = np.arange(100, 200)
     every.fill([0, 3], steps, [("wall_us", np.ones((2, 100)))])
@@ -163,7 +163,7 @@ def test_profiled_steps_are_where_they_belong_at_every_zoom(tmp_path: Path) -> N
     assert set(both.metrics) == {"wall_us", "idle_us"}
 
 
-def test_a_rank_that_is_not_in_the_windows_yet_is_unknown_there(tmp_path: Path) -> None:
+def test_rank_without_windows_has_unknown_window_metrics(tmp_path: Path) -> None:
     """A follower replaces the matrices one after the other."""
     every, few = TileWriter(tmp_path / "every"), TileWriter(tmp_path / "few")
     every.fill([0, 2, 3], np.arange(100, 200), [("wall_us", np.ones((3, 100)))])

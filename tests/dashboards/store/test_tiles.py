@@ -39,7 +39,7 @@ def cells_of(tiles: Tiles) -> Cells:
 
 
 @given(st.lists(ADDED, min_size=1, max_size=12))
-def test_the_last_written_values_are_read_for_any_order_of_ranks_and_steps(
+def test_last_written_value_is_read_for_any_write_order(
     added: list[tuple[int, list[int], set[str], bool]],
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:
@@ -73,7 +73,7 @@ def noise() -> NDArray[np.float32]:
     return np.random.default_rng(3).random((5, 2 * BLOCK_STEPS + 100), dtype=np.float32)
 
 
-def test_a_part_is_the_same_part_of_the_whole(tmp_path: Path, noise: NDArray[np.float32]) -> None:
+def test_part_equals_the_slice_of_the_whole_matrix(tmp_path: Path, noise: NDArray[np.float32]) -> None:
     writer = TileWriter(tmp_path)
     writer.fill(range(5), np.arange(noise.shape[1]) + 7, [("own_us", noise)])
     writer.publish()
@@ -91,9 +91,7 @@ def test_a_part_is_the_same_part_of_the_whole(tmp_path: Path, noise: NDArray[np.
 
 
 @pytest.mark.parametrize("most", [1, 2, 3, 7, 40, 100])
-def test_a_part_of_a_long_run_has_few_columns_and_the_worst_of_their_steps(
-    tmp_path: Path, noise: NDArray[np.float32], most: int
-) -> None:
+def test_binned_part_has_few_columns_with_the_worst_steps(tmp_path: Path, noise: NDArray[np.float32], most: int) -> None:
     writer = TileWriter(tmp_path)
     writer.fill(range(5), np.arange(noise.shape[1]), [("own_us", noise), ("overlap_ratio", noise)])
     writer.publish()
@@ -107,14 +105,14 @@ def test_a_part_of_a_long_run_has_few_columns_and_the_worst_of_their_steps(
                 np.testing.assert_array_equal(part.values[:, column], worst.reduce(steps, axis=1))
 
 
-def test_a_metric_that_nobody_recorded_is_unknown_and_not_zero(tmp_path: Path, noise: NDArray[np.float32]) -> None:
+def test_metric_without_records_is_unknown_and_not_zero(tmp_path: Path, noise: NDArray[np.float32]) -> None:
     writer = TileWriter(tmp_path)
     writer.fill(range(5), np.arange(noise.shape[1]), [("own_us", noise)])
     writer.publish()
     assert np.isnan(Tiles(tmp_path).part("gc_us", 0, 10).values).all()
 
 
-def test_metrics_with_the_same_values_are_written_once(tmp_path: Path, noise: NDArray[np.float32]) -> None:
+def test_metrics_with_equal_values_are_stored_once(tmp_path: Path, noise: NDArray[np.float32]) -> None:
     writer = TileWriter(tmp_path)
     writer.fill(range(1, 6), np.arange(noise.shape[1]), [("data_us", noise)], {"own_data_us": "data_us"})
     writer.publish()
@@ -127,7 +125,7 @@ def test_metrics_with_the_same_values_are_written_once(tmp_path: Path, noise: ND
         writer.publish()
 
 
-def test_readers_go_on_with_what_they_opened_while_rows_are_moved(tmp_path: Path, noise: NDArray[np.float32]) -> None:
+def test_open_readers_are_unaffected_by_inserted_rows(tmp_path: Path, noise: NDArray[np.float32]) -> None:
     writer = TileWriter(tmp_path)
     writer.fill(range(1, 6), np.arange(noise.shape[1]), [("own_us", noise)])
     writer.publish()
@@ -141,7 +139,7 @@ def test_readers_go_on_with_what_they_opened_while_rows_are_moved(tmp_path: Path
     assert np.isnan(after.part("own_us").values[0]).all()
 
 
-def test_a_file_that_went_away_is_an_error_that_names_it(tmp_path: Path, noise: NDArray[np.float32]) -> None:
+def test_emptied_cache_file_is_an_error(tmp_path: Path, noise: NDArray[np.float32]) -> None:
     writer = TileWriter(tmp_path)
     writer.fill(range(5), np.arange(noise.shape[1]), [("own_us", noise)])
     writer.publish()
@@ -155,7 +153,7 @@ def test_a_file_that_went_away_is_an_error_that_names_it(tmp_path: Path, noise: 
 
 
 @pytest.mark.slow
-def test_a_reader_never_finds_the_steps_cut_off_while_they_are_published(tmp_path: Path) -> None:
+def test_reader_never_sees_truncated_steps_during_a_publish(tmp_path: Path) -> None:
     writer = TileWriter(tmp_path)
     writer.add_ranks([0])
     steps = np.arange(200_000, dtype=np.int64)

@@ -102,7 +102,7 @@ def viewer(name: str) -> Iterator[None]:
 # Followers ------------------------------------------------------------------------------------------------------------------
 
 
-def test_followers_are_bounded_and_the_one_not_looked_at_the_longest_ends(jobs: Jobs, clock: Clock) -> None:
+def test_least_recently_viewed_follower_is_stopped_at_the_limit(jobs: Jobs, clock: Clock) -> None:
     for number in range(MAX_FOLLOWERS):
         follow(jobs, f"run-{number}")
         clock.now_s += WATCHED_S
@@ -111,7 +111,7 @@ def test_followers_are_bounded_and_the_one_not_looked_at_the_longest_ends(jobs: 
     assert going_on(jobs) == [f"run-{number}" for number in range(MAX_FOLLOWERS) if number != 1] + ["new"]
 
 
-def test_a_page_that_is_looked_at_keeps_its_follower(jobs: Jobs, clock: Clock) -> None:
+def test_page_in_view_keeps_its_follower(jobs: Jobs, clock: Clock) -> None:
     for number in range(MAX_FOLLOWERS):
         follow(jobs, f"run-{number}")
     with pytest.raises(NotReadyError, match="turn"):
@@ -123,7 +123,7 @@ def test_a_page_that_is_looked_at_keeps_its_follower(jobs: Jobs, clock: Clock) -
     assert set(going_on(jobs)) > {"run-0", "new"}
 
 
-def test_a_list_of_runs_ends_no_follower_and_a_page_may_end_one_of_a_list(jobs: Jobs) -> None:
+def test_page_evicts_a_follower_of_the_list_but_the_list_evicts_none(jobs: Jobs) -> None:
     for number in range(MAX_FOLLOWERS):
         follow(jobs, f"run-{number}", watched=number == 0)
     with pytest.raises(NotReadyError, match="turn"):
@@ -132,7 +132,7 @@ def test_a_list_of_runs_ends_no_follower_and_a_page_may_end_one_of_a_list(jobs: 
     assert set(going_on(jobs)) == {"run-0", *(f"run-{number}" for number in range(2, MAX_FOLLOWERS)), "page"}
 
 
-def test_a_hidden_tab_that_polls_once_a_minute_keeps_its_follower(jobs: Jobs, clock: Clock) -> None:
+def test_hidden_tab_polling_once_a_minute_keeps_its_follower(jobs: Jobs, clock: Clock) -> None:
     for _ in range(10):
         follow(jobs, "run")
         clock.now_s += 60
@@ -142,16 +142,14 @@ def test_a_hidden_tab_that_polls_once_a_minute_keeps_its_follower(jobs: Jobs, cl
 
 
 @pytest.mark.parametrize(("used", "left"), [(True, ["run"]), (False, [])])
-def test_a_list_that_mentions_a_followed_run_does_not_keep_its_follower(
-    jobs: Jobs, clock: Clock, left: list[str], *, used: bool
-) -> None:
+def test_run_list_does_not_keep_a_follower_alive(jobs: Jobs, clock: Clock, left: list[str], *, used: bool) -> None:
     follow(jobs, "run")
     clock.now_s += FOLLOWER_IDLE_TIMEOUT_S + 1
     assert jobs.follower("run", used=used) is not None
     assert going_on(jobs) == left
 
 
-def test_all_jobs_together_keep_to_the_memory(jobs: Jobs, clock: Clock) -> None:
+def test_all_jobs_together_stay_within_the_memory_limit(jobs: Jobs, clock: Clock) -> None:
     for name in ("a", "b", "c"):
         follow(jobs, name, used_bytes=GIB)
         clock.now_s += 1
@@ -165,7 +163,7 @@ def test_all_jobs_together_keep_to_the_memory(jobs: Jobs, clock: Clock) -> None:
     assert follow(jobs, "b").ending is None
 
 
-def test_a_job_that_needs_too_much_ends_with_the_reason_and_others_go_on(jobs: Jobs) -> None:
+def test_job_that_exceeds_the_memory_limit_is_stopped_alone(jobs: Jobs) -> None:
     follow(jobs, "small", used_bytes=GIB)
     large = follow(jobs, "large", used_bytes=5 * GIB)
     assert going_on(jobs) == ["small"]
@@ -173,7 +171,7 @@ def test_a_job_that_needs_too_much_ends_with_the_reason_and_others_go_on(jobs: J
     assert "4.0 GiB" in str(large.ending.failure)
 
 
-def test_an_analysis_takes_memory_from_followers_and_a_page_says_so(jobs: Jobs) -> None:
+def test_analysis_evicts_a_follower_for_memory_with_a_reason(jobs: Jobs) -> None:
     watched = follow(jobs, "watched", used_bytes=2 * GIB)
     with pytest.raises(NotReadyError):
         jobs.result("analysis", "analyse", [], [a_run("other", status="finished")])
@@ -193,7 +191,7 @@ def ask(jobs: Jobs, who: str) -> str:
     return str(error.value)
 
 
-def test_a_viewer_cancels_only_what_no_other_one_waits_for(jobs: Jobs, clock: Clock) -> None:
+def test_viewer_cannot_cancel_a_job_that_another_viewer_waits_for(jobs: Jobs, clock: Clock) -> None:
     assert ask(jobs, "ann") == ask(jobs, "ben") == "Starting"
     with viewer("ann"):
         assert not jobs.cancel("key")
@@ -208,7 +206,7 @@ def test_a_viewer_cancels_only_what_no_other_one_waits_for(jobs: Jobs, clock: Cl
     assert ask(jobs, "ann") == "Starting"
 
 
-def test_a_viewer_without_recent_requests_does_not_wait(jobs: Jobs, clock: Clock) -> None:
+def test_viewer_without_recent_requests_does_not_block_a_cancel(jobs: Jobs, clock: Clock) -> None:
     ask(jobs, "hidden")
     clock.now_s += 60
     ask(jobs, "ann")
@@ -220,14 +218,14 @@ def test_a_viewer_without_recent_requests_does_not_wait(jobs: Jobs, clock: Clock
         assert jobs.cancel("key")
 
 
-def test_made_up_cookies_do_not_fill_the_memory(jobs: Jobs, clock: Clock) -> None:
+def test_forged_cookies_do_not_fill_the_memory(jobs: Jobs, clock: Clock) -> None:
     for number in range(2000):
         ask(jobs, str(number))
         clock.now_s += 1
     assert len(jobs._jobs["key"].viewers) <= 256
 
 
-def test_browsers_are_told_apart_by_a_cookie_that_scripts_cannot_read(memory_runs: Any) -> None:
+def test_browsers_are_distinguished_by_an_http_only_cookie(memory_runs: Any) -> None:
     app, names = create_app(memory_runs), set()
     for _ in range(2):
         browser = app.server.test_client()
@@ -242,7 +240,7 @@ def test_browsers_are_told_apart_by_a_cookie_that_scripts_cannot_read(memory_run
 # No request waits ------------------------------------------------------------------------------------------------------------
 
 
-def test_no_viewer_waits_for_a_window_that_is_being_made(
+def test_requests_for_a_pending_window_do_not_block(
     jobs: Jobs, tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", steps=40), JobBuilder(jobs.store, jobs=jobs))
@@ -262,7 +260,7 @@ def test_no_viewer_waits_for_a_window_that_is_being_made(
     assert len(jobs._jobs) == 2
 
 
-def test_a_network_is_asked_in_the_background_once_for_all_viewers() -> None:
+def test_remote_query_runs_once_in_the_background_for_all_viewers() -> None:
     answers, asked, may_answer = BackgroundAnswers(MemoryCache(), "kind", "http://prometheus"), [], threading.Event()
 
     def ask() -> int:
@@ -286,7 +284,7 @@ def test_a_network_is_asked_in_the_background_once_for_all_viewers() -> None:
     assert len(asked) == 2
 
 
-def test_many_runs_are_looked_at_in_the_background(
+def test_many_runs_are_listed_in_the_background(
     jobs: Jobs, tmp_path: Path, write_run: WriteRun, monkeypatch: pytest.MonkeyPatch, until_ready: Callable[..., Any]
 ) -> None:
     monkeypatch.setattr(run_folder, "FEW_RUNS", 1)
@@ -308,7 +306,7 @@ def test_many_runs_are_looked_at_in_the_background(
 
 
 @pytest.mark.parametrize("steps", [60, 560])
-def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
+def test_ended_run_keeps_its_page_and_reuses_the_follower_result(
     tmp_path: Path, jobs: Jobs, write_run: WriteRun, steps: int
 ) -> None:
     # Given a page of a live run
@@ -373,7 +371,7 @@ def test_an_ended_run_keeps_its_page_and_takes_over_the_followers_result(
         np.testing.assert_array_equal(kept_part.part(metric).values, theirs.part(metric).values, err_msg=metric)
 
 
-def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs, write_run: WriteRun) -> None:
+def test_just_ended_follower_is_not_reported_as_a_failure(tmp_path: Path, jobs: Jobs, write_run: WriteRun) -> None:
     source = DiskRuns(write_run(tmp_path / "run", finished=False, steps=12), JobBuilder(jobs.store, jobs=jobs))
     with pytest.raises(NotReadyError):
         source.version("run-1")
@@ -384,7 +382,7 @@ def test_a_follower_that_has_just_ended_is_no_failure(tmp_path: Path, jobs: Jobs
             assert ask_again("run-1") is None, "there is nothing to report"
 
 
-def test_a_silent_run_is_followed_while_what_its_ranks_do_changes(tmp_path: Path, jobs: Jobs) -> None:
+def test_silent_run_is_followed_only_while_its_last_write_is_recent(tmp_path: Path, jobs: Jobs) -> None:
     builder = JobBuilder(jobs.store, jobs=jobs, clock_s=lambda: 2e9)
     hung = a_run("hung", status="silent", last_write_unix_ns=int(2e18 - 600e9))
     for revision in "123":

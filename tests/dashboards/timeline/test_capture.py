@@ -41,7 +41,7 @@ def requests_in(run: Path) -> list[ControlRequest]:
     return ControlInbox(run, "capture", since_unix_ns=0, report=pytest.fail).pending(now=True)
 
 
-def test_a_request_reaches_the_job_and_its_answer_the_page(run: Path) -> None:
+def test_capture_request_reaches_the_job_and_returns_its_answer(run: Path) -> None:
     http = client(run)
     response = http.post(URL, json={"steps": 5}, headers=BEARER)
     assert response.status_code == 202
@@ -57,7 +57,7 @@ def test_a_request_reaches_the_job_and_its_answer_the_page(run: Path) -> None:
     assert state() == {"request_id": request.id, "run_id": "run-1", "state": "accepted", "first_step": 70, "last_step": 74}
 
 
-def test_what_the_job_refuses_says_why_without_tricks(run: Path) -> None:
+def test_reason_of_a_refused_request_is_escaped(run: Path) -> None:
     http = client(run)
     name = http.post(URL, json={}, headers=BEARER).json["request_id"]
     reason = "profiling windows are off\u202e\x1b[31m"
@@ -67,7 +67,7 @@ def test_what_the_job_refuses_says_why_without_tricks(run: Path) -> None:
     assert json["reason"] == r"profiling windows are off\u202e\x1b[31m"
 
 
-def test_who_is_logged_in_asks_from_the_page(run: Path) -> None:
+def test_logged_in_user_can_request_only_from_a_same_origin_page(run: Path) -> None:
     http = client(run)
     http.post("/login", data={"token": SECRET})
     assert http.post(URL, json={"steps": 1}, headers=FROM_PAGE).status_code == 202
@@ -81,7 +81,7 @@ def test_who_is_logged_in_asks_from_the_page(run: Path) -> None:
     assert len(requests_in(run)) == 1, "the one that was meant"
 
 
-def test_nobody_asks_without_the_token(run: Path) -> None:
+def test_capture_request_without_token_is_refused(run: Path) -> None:
     proxy = TrustedProxy("X-User")
     for settings, headers, status, item in (
         ({}, FROM_PAGE, 401, "log in"),
@@ -97,7 +97,7 @@ def test_nobody_asks_without_the_token(run: Path) -> None:
     assert not (run / "control").exists()
 
 
-def test_who_the_proxy_names_is_noted(run: Path) -> None:
+def test_user_named_by_the_proxy_is_recorded_in_the_request(run: Path) -> None:
     http = client(run, proxy=TrustedProxy("X-User"))
     http.post("/login", data={"token": SECRET}, headers={"X-User": "alice"})
     assert http.post(URL, json={}, headers={**FROM_PAGE, "X-User": "alice"}).status_code == 202
@@ -120,14 +120,14 @@ def test_who_the_proxy_names_is_noted(run: Path) -> None:
         "[" * 4000,
     ],
 )
-def test_a_body_that_is_no_request_is_one_line(run: Path, body: str) -> None:
+def test_malformed_capture_request_is_400(run: Path, body: str) -> None:
     refused = client(run).post(URL, data=body.encode("latin-1"), content_type="application/json", headers=BEARER)
     assert refused.status_code == 400
     assert '{"steps": N}' in refused.json["error"]
     assert not (run / "control").exists()
 
 
-def test_an_endless_body_is_not_read(run: Path) -> None:
+def test_oversized_request_body_is_413(run: Path) -> None:
     assert client(run).post(URL, data=b" " * 10_000, content_type="application/json", headers=BEARER).status_code == 413
 
 
@@ -139,7 +139,7 @@ def test_an_endless_body_is_not_read(run: Path) -> None:
         ({"run_id": "another", "finished": False}, 404, "no run 'run-1'"),
     ],
 )
-def test_a_run_that_cannot_be_asked_says_why(
+def test_capture_of_a_finished_empty_or_unknown_run_is_refused(
     tmp_path: Path, write_run: Callable[..., Path], about: dict[str, Any], status: int, message: str
 ) -> None:
     http = client(write_run(tmp_path / "run", **about))
@@ -150,7 +150,7 @@ def test_a_run_that_cannot_be_asked_says_why(
 
 
 @pytest.mark.parametrize(("minutes", "asked"), [(3, True), (6, False)])
-def test_a_run_that_has_been_silent_for_long_is_not_asked(run: Path, minutes: int, asked: bool) -> None:
+def test_long_silent_run_is_not_sent_a_request(run: Path, minutes: int, asked: bool) -> None:
     then = time.time() - 60 * minutes
     for path in run.rglob("*"):
         os.utime(path, (then, then))
@@ -163,14 +163,14 @@ def test_a_run_that_has_been_silent_for_long_is_not_asked(run: Path, minutes: in
             request_capture(source, "run-1", 2)
 
 
-def test_where_this_server_may_not_write_it_says_so(run: Path) -> None:
+def test_run_without_write_access_refuses_with_status_403(run: Path) -> None:
     (run / "control").write_text("")
     refused = client(run).post(URL, json={}, headers=BEARER)
     assert refused.status_code == 403
     assert "write access to the run" in refused.json["error"]
 
 
-def test_nothing_is_written_or_read_through_a_link(run: Path, tmp_path: Path) -> None:
+def test_capture_request_is_not_written_through_a_link(run: Path, tmp_path: Path) -> None:
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     source, http = DiskRuns(tmp_path), client(tmp_path)
@@ -182,7 +182,7 @@ def test_nothing_is_written_or_read_through_a_link(run: Path, tmp_path: Path) ->
     assert list(elsewhere.iterdir()) == []
 
 
-def test_what_nobody_asked_is_not_known(run: Path) -> None:
+def test_unknown_capture_request_is_404(run: Path) -> None:
     http = client(run)
     for name in ("1790000000000000000-0123abcd", "..%2f..%2frun.json", "x", "%00"):
         response = http.get(f"{URL}/{name}", headers=BEARER)
@@ -190,7 +190,7 @@ def test_what_nobody_asked_is_not_known(run: Path) -> None:
     assert http.get("/api/run/..%2f..%2fetc/capture/x", headers=BEARER).status_code == 404
 
 
-def test_what_is_never_answered_is_void(run: Path, write_run: Callable[..., Path]) -> None:
+def test_unanswered_capture_request_becomes_void(run: Path, write_run: Callable[..., Path]) -> None:
     http = client(run)
     name = http.post(URL, json={}, headers=BEARER).json["request_id"]
     old = f"{int(name.partition('-')[0]) - int(MAX_AGE_SECONDS * 2e9):019d}-0123abcd"
@@ -205,7 +205,7 @@ def test_what_is_never_answered_is_void(run: Path, write_run: Callable[..., Path
     assert "the run is over" in json["reason"]
 
 
-def test_errors_are_json_whatever_the_run_is_called(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_capture_response_for_a_hostile_run_id_is_json(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     hostile = "a/../b<script>\u202e"
     write_run(tmp_path / "run", run_id=hostile, finished=False)
     http = client(tmp_path)

@@ -69,7 +69,7 @@ def some_parts(draw: st.DrawFn) -> Parts:
 
 
 @given(parts=some_parts(), columns=st.integers(1, 700), first=st.integers(0, END - 1), length=st.integers(1, END))
-def test_cutting_into_columns_keeps_the_time_of_every_kind(parts: Parts, columns: int, first: int, length: int) -> None:
+def test_binning_into_columns_keeps_the_time_of_every_activity_kind(parts: Parts, columns: int, first: int, length: int) -> None:
     past = min(END, first + length)
     shown = parts.of(np.arange(3), first, past)
 
@@ -85,9 +85,7 @@ def test_cutting_into_columns_keeps_the_time_of_every_kind(parts: Parts, columns
 @given(
     steps=some_spans(), calls=some_spans(), compute=some_spans(), waits=st.lists(st.integers(-1, 4_000), min_size=12, max_size=12)
 )
-def test_every_moment_of_a_step_or_collective_is_in_exactly_one_part(
-    steps: Spans, calls: Spans, compute: Spans, waits: list[int]
-) -> None:
+def test_lane_parts_cover_each_moment_exactly_once(steps: Spans, calls: Spans, compute: Spans, waits: list[int]) -> None:
     merged, computing = union(steps[:, 0], steps[:, 1]), union(compute[:, 0], compute[:, 1])
 
     parts = parts_of(0, recorded(merged, calls, waits[: len(calls)], compute=computing))
@@ -98,7 +96,7 @@ def test_every_moment_of_a_step_or_collective_is_in_exactly_one_part(
     assert int(lengths.sum()) == measure(join(merged, calls, computing))
 
 
-def test_a_rank_waits_until_the_last_has_come_and_then_transfers() -> None:
+def test_rank_waits_for_the_last_arrival_and_then_transfers() -> None:
     parts = parts_of(0, recorded(spans((0, 100)), spans((20, 60)), [25], compute=spans((50, 55))))
 
     assert rows(parts) == [
@@ -111,13 +109,13 @@ def test_a_rank_waits_until_the_last_has_come_and_then_transfers() -> None:
     ]
 
 
-def test_without_a_match_waiting_is_not_made_up() -> None:
+def test_unmatched_collective_shows_no_waiting_part() -> None:
     parts = parts_of(0, recorded(EMPTY, spans((20, 60))))
 
     assert rows(parts) == [(20, 60, ActivityKind.COMMUNICATION, 0)]
 
 
-def test_idle_is_said_only_where_the_raw_trace_tells() -> None:
+def test_idle_is_shown_only_where_the_raw_trace_is_whole() -> None:
     parts = parts_of(0, recorded(spans((0, 10)), compute=spans((2, 5)), is_whole=True))
 
     assert rows(parts) == [
@@ -127,7 +125,7 @@ def test_idle_is_said_only_where_the_raw_trace_tells() -> None:
     ]
 
 
-def test_the_cell_of_a_column_has_what_took_most_of_it() -> None:
+def test_column_cell_shows_its_longest_activity() -> None:
     parts = Parts(*np.array([[0, 0, 6, ActivityKind.WAITING, 3], [0, 6, 10, ActivityKind.TRANSFER, 3]], dtype=np.int64).T)
 
     cells = cut_into_columns(parts, 2, 0, 20, 2)
@@ -144,7 +142,7 @@ def lanes(count: int) -> Lanes:
     return Lanes(["rank 0"], parts, ["all_reduce · pg · 7"], [0])
 
 
-def test_few_parts_are_bars_that_name_what_they_are() -> None:
+def test_few_parts_are_drawn_as_labelled_bars() -> None:
     figure = timeline(lanes(4), 0, 4_000, palette(None))
 
     bars = [trace for trace in figure.data if trace.type == "bar"]
@@ -153,7 +151,7 @@ def test_few_parts_are_bars_that_name_what_they_are() -> None:
     assert sum(float(bar.x[0]) for bar in bars) == pytest.approx(0.004)
 
 
-def test_many_parts_are_one_heat_map_and_no_shapes() -> None:
+def test_many_parts_are_drawn_as_one_heatmap() -> None:
     count = MOST_BARS + 1
 
     figure = timeline(lanes(count), 0, count * 1000, palette("dark"))
@@ -163,7 +161,7 @@ def test_many_parts_are_one_heat_map_and_no_shapes() -> None:
     assert "all_reduce" in figure.data[1].text[0][0]
 
 
-def test_a_cell_without_a_collective_has_its_kind_only() -> None:
+def test_cell_without_a_collective_shows_only_its_kind() -> None:
     count = MOST_BARS + 1
     some = lanes(count)
     some.parts.about[some.parts.kind != ActivityKind.OVERLAP] = NO_VALUE
@@ -175,7 +173,7 @@ def test_a_cell_without_a_collective_has_its_kind_only() -> None:
     assert len(set(row)) > 1
 
 
-def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
+def test_compute_overlap_is_at_the_recorded_times_of_collectives() -> None:
     # given two collectives whose compute is told from when they were enqueued
     def collective(index: int, enqueued: int, *spans_us: tuple[float, float]) -> CollectiveRecord:
         return CollectiveRecord(
@@ -200,13 +198,13 @@ def test_compute_in_a_window_is_where_each_collective_recorded_it() -> None:
     assert window.parts.end[overlap].tolist() == [2_000, 4_500, 32_000]
 
 
-def test_a_part_of_the_window_without_anything_says_so() -> None:
+def test_empty_part_of_the_window_has_a_note() -> None:
     figure = timeline(Lanes(["rank 0"], lanes(0).parts, [], [0]), 0, 1000, palette(None))
 
     assert "Nothing was recorded" in notes(figure)[0]
 
 
-def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
+def test_lane_of_the_selected_rank_is_marked_among_many() -> None:
     count = 128
     at = np.arange(count)
     parts = Parts(
@@ -216,13 +214,13 @@ def test_the_lane_of_the_picked_rank_is_marked_also_among_many() -> None:
     assert [label for label in figure.layout.yaxis.ticktext if "▸" in label] == ["<b>▸ rank 77</b>"]
 
 
-def test_phases_are_named() -> None:
+def test_phases_have_labels() -> None:
     assert [kind_label(kind) for kind in range(FIRST_PHASE, NOTHING)] == [
         "Data", "Copy to the device", "Forward", "Backward", "Optimizer", "Between steps",
     ]  # fmt: skip
 
 
-def test_the_first_and_the_last_of_a_thousand_are_drawn() -> None:
+def test_first_and_last_arrivals_of_1024_ranks_are_drawn() -> None:
     arrivals = [Arrival(rank, float(rank), 1023.0 - rank, 1030.0) for rank in range(1024)]
 
     figure = arrival_bars(arrivals, palette(None), last=1023)
@@ -234,7 +232,7 @@ def test_the_first_and_the_last_of_a_thousand_are_drawn() -> None:
     assert "976 more ranks" in notes(figure)[0]
 
 
-def test_a_wait_that_is_not_known_is_not_drawn_as_one() -> None:
+def test_unknown_wait_is_not_drawn_as_waiting() -> None:
     figure = arrival_bars([Arrival(0, 0.0, None, 2.0), Arrival(1, 1.0, None, 2.0)], palette(None), last=None)
 
     waiting, inside = figure.data
@@ -243,7 +241,7 @@ def test_a_wait_that_is_not_known_is_not_drawn_as_one() -> None:
     assert list(inside.x) == [2, 1]
 
 
-def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> None:
+def test_least_waiting_rank_represents_its_neighbours() -> None:
     ranks = 2 * MOST_LANES
     waits = np.full(ranks, 90)
     waits[[1, 2, 5]] = 10
@@ -257,7 +255,7 @@ def test_of_many_ranks_the_one_that_waits_least_stands_for_its_neighbours() -> N
     assert len(shown) == MOST_LANES
 
 
-def test_a_lane_of_a_host_is_its_least_waiting_rank_and_names_the_host() -> None:
+def test_host_lane_shows_its_least_waiting_rank() -> None:
     for kind in (ActivityKind.WAITING, ActivityKind.COMMUNICATION):  # collectives that were matched, and members that were not
         waits = np.array([[rank, 0, wait, int(kind), 0] for rank, wait in enumerate([90, 10, 80, 20, 5, 70])], dtype=np.int64)
         rows_, each = representatives(Parts(*waits.T), 6, ["a", "a", "b", "b", "a", "<i>"])

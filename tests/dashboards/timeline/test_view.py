@@ -45,14 +45,14 @@ def as_text(components: Any) -> str:
     return text_of(components)
 
 
-def test_the_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> None:
+def test_newest_window_is_found_with_its_ranks_and_steps(run: RunData) -> None:
     windows = run.source.windows(run.summary)
 
     assert [(window.first, window.past, window.ranks) for window in windows.windows] == [(20, 23, 4)]
     assert windows.chosen(None) == windows.chosen(21) == windows.chosen(999) == windows.windows[0]
 
 
-def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None:
+def test_window_choice_shows_the_drawn_window(run: RunData) -> None:
     newest = run.source.windows(run.summary).windows[-1]
     for state in (PageState(), PageState(window=newest.first), PageState(window=newest.past - 1)):
         (choice,) = (block for block in walk(VIEW.blocks(run, state)) if isinstance(block, Choice) and block.field == "window")
@@ -64,7 +64,7 @@ def test_the_choice_of_windows_shows_the_one_that_is_drawn(run: RunData) -> None
         assert label.startswith(newest.steps)
 
 
-def test_the_late_rank_is_named_and_the_others_wait_for_it(run: RunData) -> None:
+def test_late_rank_is_named_and_the_others_wait(run: RunData) -> None:
     drawn = picture(run, "", "timeline-arrival")
 
     assert drawn.sentence.startswith("all_reduce · default_pg · ")
@@ -74,7 +74,7 @@ def test_the_late_rank_is_named_and_the_others_wait_for_it(run: RunData) -> None
     assert all(ranks[rank][2] == pytest.approx(40, abs=1.5) for rank in (0, 1, 3))
 
 
-def test_lanes_of_few_ranks_are_shown_in_detail_and_their_times_add_up(run: RunData) -> None:
+def test_lanes_of_few_ranks_show_phases_groups_and_waits(run: RunData) -> None:
     drawn = picture(run, "")
 
     assert [row[:2] for row in drawn.table.rows[:3]] == [(0, "rank 0"), (0, "host: phases"), (0, "group default_pg")]
@@ -84,7 +84,7 @@ def test_lanes_of_few_ranks_are_shown_in_detail_and_their_times_add_up(run: RunD
     assert all(waited[rank] > 3 * 35_000 for rank in (0, 1, 3))
 
 
-def test_a_part_of_the_window_is_what_is_in_the_address(run: RunData) -> None:
+def test_time_span_in_the_url_selects_a_part_of_the_window(run: RunData) -> None:
     drawn = picture(run, "?span=10000-20000")
 
     times = [sum(value for value in row[2:] if value is not None) for row in drawn.table.rows]
@@ -93,12 +93,12 @@ def test_a_part_of_the_window_is_what_is_in_the_address(run: RunData) -> None:
     assert "0.00 to" in picture(run, "?span=999999999-9999999999").sentence  # outside the window: everything is shown
 
 
-def test_dragging_and_double_click_set_and_clear_the_part(run: RunData) -> None:
+def test_dragging_sets_and_double_click_clears_the_time_span(run: RunData) -> None:
     assert zoom(VIEW, "timeline-lanes", run, PageState(), (1.25, 2.0)).span == (1250, 2000)
     assert zoom(VIEW, "timeline-lanes", run, PageState(span=(1, 2)), None).span is None
 
 
-def test_a_click_on_a_collective_chooses_it_and_one_beside_it_the_rank(run: RunData) -> None:
+def test_click_selects_a_collective_or_the_rank_beside(run: RunData) -> None:
     in_it = pick(VIEW, "timeline-lanes", run, PageState(), {"x": 50.0, "y": 0})
     beside = pick(VIEW, "timeline-lanes", run, PageState(), {"x": 1.0, "y": 0})
 
@@ -107,7 +107,7 @@ def test_a_click_on_a_collective_chooses_it_and_one_beside_it_the_rank(run: RunD
     assert (beside.rank, beside.collective) == (0, None)
 
 
-def test_the_chosen_collective_is_framed_on_all_ranks(run: RunData) -> None:
+def test_selected_collective_is_framed_on_all_ranks(run: RunData) -> None:
     drawn = picture(run, "?collective=default_pg:21")
 
     frames = drawn.figure.data[-1]
@@ -115,7 +115,7 @@ def test_the_chosen_collective_is_framed_on_all_ranks(run: RunData) -> None:
     assert len(picture(run, "?collective=no:such").figure.data) == len(drawn.figure.data) - 1
 
 
-def test_what_could_be_matched_and_how_good_the_clock_is_are_said(run: RunData) -> None:
+def test_matched_collectives_and_clock_correction_are_shown(run: RunData) -> None:
     text = as_text(write(VIEW, "timeline-facts", run, PageState()))
 
     assert "4 of 4 ranks captured, 3 collectives matched, 0 not" in text
@@ -123,7 +123,7 @@ def test_what_could_be_matched_and_how_good_the_clock_is_are_said(run: RunData) 
     assert "Raw traces of the ranks were not kept" in text
 
 
-def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run: WriteRun) -> None:
+def test_page_without_windows_shows_the_capture_command(tmp_path: Path, write_run: WriteRun) -> None:
     run = run_at(write_run(tmp_path / "run", windows=False))
 
     text = as_text(VIEW.blocks(run, PageState()))
@@ -133,7 +133,7 @@ def test_without_a_window_the_page_says_how_to_get_one(tmp_path: Path, write_run
 
 
 @pytest.mark.parametrize(("finished", "may_capture", "asks"), [(True, True, False), (False, True, True), (False, False, False)])
-def test_only_permitted_visitors_can_request_captures_of_a_running_job(
+def test_only_permitted_users_can_request_captures_of_a_running_job(
     tmp_path: Path, write_run: WriteRun, *, finished: bool, may_capture: bool, asks: bool
 ) -> None:
     source = DiskRuns(write_run(tmp_path / "run", finished=finished))
@@ -146,7 +146,7 @@ def test_only_permitted_visitors_can_request_captures_of_a_running_job(
 
 
 @pytest.mark.parametrize("url", [None, "https://perfetto.example/v50/"])
-def test_a_window_is_opened_in_the_configured_perfetto(run: RunData, url: str | None) -> None:
+def test_window_opens_in_the_configured_perfetto(run: RunData, url: str | None) -> None:
     result = page_text(run.source, "/run/run-1/timeline", config=DashboardConfig(perfetto_url=url))
 
     assert '"data-export": "/run/run-1/perfetto"' in result
@@ -154,7 +154,7 @@ def test_a_window_is_opened_in_the_configured_perfetto(run: RunData, url: str | 
     assert url is None or f'"data-perfetto": "{url}"' in result
 
 
-def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
+def test_window_can_be_downloaded_for_perfetto(run: RunData) -> None:
     http = create_app(run.source).server.test_client()
 
     response = http.get("/run/run-1/perfetto?window=20&ask=1")
@@ -171,7 +171,7 @@ def test_a_window_is_saved_for_perfetto(run: RunData) -> None:
     assert "step 23" not in {event["name"] for event in events}
 
 
-def test_what_cannot_be_saved_is_said_in_a_line(tmp_path: Path, write_run: WriteRun) -> None:
+def test_perfetto_download_without_a_window_is_404(tmp_path: Path, write_run: WriteRun) -> None:
     http = create_app(DiskRuns(write_run(tmp_path / "run", windows=False))).server.test_client()
 
     assert (result := http.get("/run/run-1/perfetto")).status_code == 404
@@ -179,7 +179,7 @@ def test_what_cannot_be_saved_is_said_in_a_line(tmp_path: Path, write_run: Write
     assert http.get("/run/none/perfetto").status_code == 404
 
 
-def test_while_it_is_being_made_the_progress_is_said(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_perfetto_download_in_preparation_reports_progress(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
     def not_yet(*_: object) -> Path:
         raise NotReadyError(Progress("Writing", 3, 8))
 
@@ -190,7 +190,7 @@ def test_while_it_is_being_made_the_progress_is_said(run: RunData, monkeypatch: 
     assert http.get("/run/run-1/perfetto").status_code == 503
 
 
-def test_a_raw_trace_that_comes_after_its_window_is_read(tmp_path: Path, write_run: WriteRun) -> None:
+def test_raw_trace_written_after_its_window_is_read(tmp_path: Path, write_run: WriteRun) -> None:
     path = write_run(tmp_path / "run", finished=False)
     source = DiskRuns(path)
 
@@ -210,7 +210,7 @@ def kernel(step: int, name: str, us: float, calls: int = 2) -> KernelRecord:
     return KernelRecord(step=step, name=name, kind="compute", total_us=us, calls=calls, kernel_class="gemm")
 
 
-def test_rows_are_means_per_step_with_their_share_beside_a_healthy_rank() -> None:
+def test_kernel_rows_compare_means_per_step_with_a_healthy_rank() -> None:
     slow = [kernel(20, "gemm", 3_000), kernel(21, "gemm", 5_000), kernel(20, "copy", 2_000, calls=1)]
     rows = kernel_rows(slow, [kernel(20, "gemm", 2_000), kernel(20, "other", 9_000)])
 
@@ -223,7 +223,7 @@ def test_rows_are_means_per_step_with_their_share_beside_a_healthy_rank() -> Non
     assert kernel_rows([], []) == []
 
 
-def test_a_kernel_that_one_side_has_in_fewer_steps_is_as_slow_there() -> None:
+def test_kernel_in_fewer_steps_is_averaged_over_those_steps() -> None:
     """Given a kernel among the costliest in five steps of one rank and in one of the other, then the ratio is that of a step."""
     often = [kernel(step, name, 1_000) for step in range(5) for name in ("gemm", "copy")]
     seldom = [kernel(step, "gemm", 1_000) for step in range(5)] + [kernel(3, "copy", 1_000)]
@@ -239,9 +239,7 @@ def test_records_of_one_kernel_in_one_step_are_summed() -> None:
 
 
 @pytest.mark.parametrize(("picked", "shown"), [(None, 2), (1, 1)])
-def test_the_picked_or_blamed_rank_is_compared_with_one_that_is_not_blamed(
-    analysis: Analysis, picked: int | None, shown: int
-) -> None:
+def test_selected_or_blamed_rank_is_compared_with_a_healthy_rank(analysis: Analysis, picked: int | None, shown: int) -> None:
     rank, healthy = compared_ranks(analysis, picked)
 
     assert rank == shown

@@ -52,26 +52,26 @@ def log_in(browser: Any, token: str = SECRET, to: str = "/run/run-1", **options:
         "0123456789abcdef0123456789\n",
     ],
 )
-def test_a_token_that_could_be_guessed_or_is_no_word_is_refused(secret: str) -> None:
+def test_weak_or_malformed_token_is_refused(secret: str) -> None:
     with pytest.raises(ValueError, match="openssl rand"):
         Token(secret)
 
 
-def test_a_token_never_shows_itself(tmp_path: Path) -> None:
+def test_token_is_not_in_reprs_or_cookies(tmp_path: Path) -> None:
     (tmp_path / "token").write_text(f"{SECRET}\n")
     token = read_token(tmp_path / "token")
     assert token.matches(SECRET)
     assert SECRET not in f"{token!r} {DashboardConfig(token=token)!r} {token.cookie} {token.new_session()}"
 
 
-def test_a_token_file_of_a_gigabyte_is_not_read(tmp_path: Path) -> None:
+def test_oversized_token_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "token").open("wb") as file:
         file.truncate(2**30)
     with pytest.raises(InputError, match="no token"):
         read_token(tmp_path / "token")
 
 
-def test_a_session_ends_and_is_of_one_token_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_session_expires_and_is_valid_for_one_token_only(monkeypatch: pytest.MonkeyPatch) -> None:
     now = time.time()
     session = TOKEN.new_session()
     assert TOKEN.is_session(session)
@@ -84,12 +84,12 @@ def test_a_session_ends_and_is_of_one_token_alone(monkeypatch: pytest.MonkeyPatc
 
 
 @given(st.text() | st.from_regex(r"session\.[\w-]{6}\.[\w-]{43}", fullmatch=True))
-def test_nobody_makes_up_a_session(cookie: str) -> None:
+def test_forged_session_cookie_is_rejected(cookie: str) -> None:
     assert not TOKEN.is_session(cookie)
     assert not TOKEN.matches(cookie)
 
 
-def test_a_session_cannot_be_made_to_last() -> None:
+def test_session_expiry_cannot_be_tampered_with() -> None:
     about, at, signature = TOKEN.new_session().split(".")
     assert not TOKEN.is_session(f"{about}.{at[:-1]}{'A' if at[-1] != 'A' else 'B'}.{signature}")
 
@@ -97,7 +97,7 @@ def test_a_session_cannot_be_made_to_last() -> None:
 @pytest.mark.parametrize(
     "path", ["/", "/run/run-1", "/run/run-1?rank=2&metric=wall_us", "/run/%2e%2e", "/run/%D7%A9", "/nothing"]
 )
-def test_whoever_is_not_logged_in_is_sent_to_the_login_and_then_on(http: Any, path: str) -> None:
+def test_anonymous_client_is_redirected_to_login_and_back(http: Any, path: str) -> None:
     browser = http(token=TOKEN)
     sent = browser.get(path)
     assert sent.status_code == 302
@@ -117,14 +117,14 @@ def test_whoever_is_not_logged_in_is_sent_to_the_login_and_then_on(http: Any, pa
     "path",
     ["/_dash-layout", "/_dash-dependencies", "/_reload-hash", "/api/page?path=/", "/api/run/run-1/capture/1", "/_favicon.ico"],
 )
-def test_what_scripts_ask_for_is_refused_in_json(http: Any, path: str) -> None:
+def test_api_request_without_login_is_a_json_401(http: Any, path: str) -> None:
     refused = http(token=TOKEN).get(path)
     assert refused.status_code == 401
     assert "Bearer" in refused.json["error"]
     assert refused.headers["WWW-Authenticate"].startswith("Bearer")
 
 
-def test_callbacks_are_refused_without_login_and_answered_with_it(http: Any) -> None:
+def test_callbacks_require_a_login(http: Any) -> None:
     browser = http(token=TOKEN)
     body: dict[str, Any] = {"output": "x.y", "inputs": []}
     refused = browser.post("/_dash-update-component", json=body)
@@ -134,7 +134,7 @@ def test_callbacks_are_refused_without_login_and_answered_with_it(http: Any) -> 
     assert browser.post("/_dash-update-component", json=body).status_code not in (401, 403)
 
 
-def test_health_scripts_and_styles_are_open(http: Any) -> None:
+def test_health_check_and_assets_need_no_login(http: Any) -> None:
     browser = http(token=TOKEN)
     for path in ("/-/healthy", "/assets/style.css", "/login"):
         with browser.get(path) as answer:
@@ -145,7 +145,7 @@ def test_health_scripts_and_styles_are_open(http: Any) -> None:
             assert answer.status_code in (302, 308, 401, 404), path
 
 
-def test_the_cookie_is_kept_from_scripts_and_other_sites(http: Any) -> None:
+def test_session_cookie_is_http_only_and_same_site(http: Any) -> None:
     cookie = log_in(http(token=TOKEN)).headers["Set-Cookie"]
     for part in ("HttpOnly", "SameSite=Lax", "Path=/", f"Max-Age={SESSION_S}"):
         assert part in cookie
@@ -155,13 +155,13 @@ def test_the_cookie_is_kept_from_scripts_and_other_sites(http: Any) -> None:
     assert "Secure" in log_in(behind, headers=https, environ_base={"REMOTE_ADDR": "10.0.0.1"}).headers["Set-Cookie"]
 
 
-def test_the_cookie_is_secure_behind_any_proxy_that_ends_tls(http: Any) -> None:
+def test_session_cookie_is_secure_behind_a_tls_proxy(http: Any) -> None:
     for headers in ({"X-Forwarded-Proto": "https"}, {"X-Forwarded-Proto": "http, https"}):
         assert "Secure" in log_in(http(token=TOKEN), headers=headers).headers["Set-Cookie"]
     assert "Secure" not in log_in(http(token=TOKEN), headers={"X-Forwarded-Proto": "http"}).headers["Set-Cookie"]
 
 
-def test_a_wrong_token_says_so(http: Any) -> None:
+def test_wrong_token_is_refused_with_a_message(http: Any) -> None:
     browser = http(token=TOKEN)
     for _ in range(20):
         wrong = log_in(browser, "<b>wrong</b>")
@@ -179,7 +179,7 @@ def test_failed_logins_are_logged_without_the_token(http: Any, caplog: pytest.Lo
     assert "hunter2" not in line
 
 
-def test_scripts_send_the_token_itself(http: Any) -> None:
+def test_bearer_token_authenticates_api_requests(http: Any) -> None:
     browser = http(token=TOKEN)
     assert browser.get("/_dash-layout", headers={"Authorization": f"bearer {SECRET}"}).status_code == 200
     for wrong in ("Bearer", "Bearer x", f"Basic {SECRET}", SECRET):
@@ -189,7 +189,7 @@ def test_scripts_send_the_token_itself(http: Any) -> None:
     assert browser.get("/", headers=passed_on_by_a_proxy).location.startswith("/login")
 
 
-def test_logging_out_takes_the_session_away(http: Any) -> None:
+def test_logout_ends_the_session(http: Any) -> None:
     browser = http(token=TOKEN)
     log_in(browser)
     assert "Log out" in browser.get("/login").text
@@ -198,7 +198,7 @@ def test_logging_out_takes_the_session_away(http: Any) -> None:
     assert browser.get("/_dash-layout").status_code == 401
 
 
-def test_pages_are_not_kept_where_there_is_a_login(http: Any) -> None:
+def test_pages_behind_a_login_are_not_cached(http: Any) -> None:
     browser = http(token=TOKEN)
     log_in(browser)
     assert browser.get("/run/run-1").headers["Cache-Control"] == "no-store"
@@ -221,24 +221,24 @@ def test_pages_are_not_kept_where_there_is_a_login(http: Any) -> None:
         "/é",
     ],
 )
-def test_nobody_is_led_elsewhere_after_logging_in(http: Any, address: str) -> None:
+def test_login_does_not_redirect_to_another_site(http: Any, address: str) -> None:
     assert local(address) == "/"
     assert log_in(http(token=TOKEN), to=address).location == "/"
 
 
 @given(st.text())
-def test_whatever_is_next_is_here(address: str) -> None:
+def test_redirect_target_is_always_a_local_path(address: str) -> None:
     to = local(address)
     assert to.startswith("/")
     assert to[1:2] not in ("/", "\\")
 
 
-def test_a_hostile_next_is_inert_in_the_page(http: Any) -> None:
+def test_hostile_redirect_target_is_escaped_in_the_login_page(http: Any) -> None:
     page = http(token=TOKEN).get("/login?next=/%22%3E%3Cscript%3Ealert(1)%3C/script%3E").text
     assert "<script" not in page
 
 
-def test_a_proxy_says_who_is_there_and_nobody_else_can(http: Any) -> None:
+def test_user_header_is_trusted_only_from_the_proxy_address(http: Any) -> None:
     browser = http(proxy=PROXY)
     alice = {"X-Forwarded-User": "alice"}
     inside = {"environ_base": {"REMOTE_ADDR": "10.0.0.2"}}
@@ -253,7 +253,7 @@ def test_a_proxy_says_who_is_there_and_nobody_else_can(http: Any) -> None:
         assert refused.status_code == 401, address
 
 
-def test_behind_a_proxy_without_token_the_login_says_who_decides(http: Any) -> None:
+def test_login_page_behind_a_proxy_without_token_refers_to_the_proxy(http: Any) -> None:
     browser = http(proxy=PROXY)
     page = browser.get(browser.get("/").location)
     assert "the proxy in front of it" in page.text
@@ -278,18 +278,18 @@ def test_behind_a_proxy_without_token_the_login_says_who_decides(http: Any) -> N
         ({}, 303),
     ],
 )
-def test_what_a_page_of_another_site_sends_is_refused(http: Any, headers: dict[str, str], status: int) -> None:
+def test_cross_site_login_requests_are_refused(http: Any, headers: dict[str, str], status: int) -> None:
     assert log_in(http(token=TOKEN), headers=headers).status_code == status
 
 
 @pytest.mark.parametrize(("origin", "status"), [("http://my_app:8050", 303), ("http://other_app:8050", 403)])
-def test_a_page_under_a_name_with_an_underscore_is_known_as_ours(http: Any, origin: str, status: int) -> None:
+def test_same_origin_check_accepts_host_names_with_underscores(http: Any, origin: str, status: int) -> None:
     browser = http(token=TOKEN, allowed_hosts=("my_app",))
     assert log_in(browser, headers={"Host": "my_app:8050", "Origin": origin}).status_code == status
 
 
 @pytest.mark.parametrize("settings", [{}, {"token": TOKEN}])
-def test_so_it_is_for_callbacks_on_loopback(http: Any, settings: dict[str, Any]) -> None:
+def test_cross_site_callbacks_are_refused_on_loopback_too(http: Any, settings: dict[str, Any]) -> None:
     browser = http(**settings)
     for method in ("post", "put", "delete", "patch"):
         refused = getattr(browser, method)("/_dash-update-component", json={}, headers={"Sec-Fetch-Site": "cross-site"})
@@ -297,14 +297,14 @@ def test_so_it_is_for_callbacks_on_loopback(http: Any, settings: dict[str, Any])
         assert "another site" in json.loads(refused.text)["error"]
 
 
-def test_without_token_and_proxy_nobody_logs_in(http: Any) -> None:
+def test_server_without_token_and_proxy_needs_no_login(http: Any) -> None:
     browser = http()
     assert browser.get("/run/run-1").status_code == 200
     assert "nobody needs to log in" in browser.get("/login").text
     assert "Log in" not in json.dumps(browser.get("/_dash-layout").json)
 
 
-def test_no_header_pretends_to_be_the_server_itself(http: Any) -> None:
+def test_internal_request_marker_cannot_be_set_by_a_header(http: Any) -> None:
     browser = http(token=TOKEN)
     for name in ("rankscope.ourselves", "Rankscope.Ourselves", "HTTP_RANKSCOPE_OURSELVES"):
         assert browser.get("/_dash-layout", headers={name: "True"}).status_code == 401

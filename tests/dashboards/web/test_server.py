@@ -62,7 +62,7 @@ def answer(port: int, request: bytes) -> bytes:
 
 
 @pytest.mark.slow
-def test_half_sent_requests_do_not_keep_others_waiting() -> None:
+def test_incomplete_requests_do_not_block_other_clients() -> None:
     healthy = b"GET /-/healthy HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
     post = b"POST /length HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nContent-Length: %d\r\n\r\n"
     with serving(600, 600, 600, 0.2) as port, contextlib.ExitStack() as stalled:
@@ -78,7 +78,7 @@ def test_half_sent_requests_do_not_keep_others_waiting() -> None:
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_a_client_that_stalls_is_cut_off() -> None:
+def test_stalled_client_is_disconnected() -> None:
     with serving(0.5, 0.5, 0.5, 0.5) as port, contextlib.ExitStack() as stalled:
         clients = [stalled.enter_context(socket.create_connection(("127.0.0.1", port), timeout=120)) for _ in range(3)]
         for client, request in zip(
@@ -119,7 +119,7 @@ def fill(server: socket.socket) -> None:
             server.send((1 << 20) * b"x")
 
 
-def test_who_takes_some_of_the_answer_keeps_the_connection(
+def test_client_that_keeps_reading_keeps_the_connection(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = pair
@@ -141,7 +141,7 @@ def test_who_takes_some_of_the_answer_keeps_the_connection(
             server.send(b"x")
 
 
-def test_while_threads_are_free_a_client_has_time(
+def test_deadline_is_shorter_only_when_threads_are_scarce(
     pair: tuple[socket.socket, socket.socket], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     server, client = pair
@@ -169,7 +169,7 @@ def http(memory_runs: Any) -> FlaskClient:
     return client
 
 
-def test_scripts_and_styles_of_a_page_are_compressed_and_kept(http: FlaskClient) -> None:
+def test_scripts_and_styles_are_compressed_and_cached(http: FlaskClient) -> None:
     addresses = re.findall(r'(?:src|href|data-plotly)="(/[^"]+\.(?:js|css)[^"]*)"', http.get("/run/run-1").text)
     assert any("plotly" in address for address in addresses)
     assert any("early.js" in address for address in addresses)
@@ -181,13 +181,13 @@ def test_scripts_and_styles_of_a_page_are_compressed_and_kept(http: FlaskClient)
                 assert len(packed.data) < len(plain.data) / 1.5, address
 
 
-def test_the_library_of_the_tables_is_no_script_of_a_page(http: FlaskClient) -> None:
+def test_table_library_is_not_loaded_as_a_script_of_the_page(http: FlaskClient) -> None:
     page = http.get("/run/run-1").text
     assert re.findall(r'<link id="library-dash_ag_grid"[^>]* href="/_dash-component-suites/dash_ag_grid/[^"]+\.js">', page)
     assert not re.search(r"<script[^>]*ag_grid", page)
 
 
-def test_a_script_without_a_version_is_asked_for_again(http: FlaskClient) -> None:
+def test_unversioned_script_is_revalidated(http: FlaskClient) -> None:
     address = "/_dash-component-suites/dash/dcc/async-graph.js"
     first = http.get(address, headers=GZIP)
     assert "immutable" not in first.headers.get("Cache-Control", "")
@@ -195,27 +195,27 @@ def test_a_script_without_a_version_is_asked_for_again(http: FlaskClient) -> Non
     assert (again.status_code, again.data) == (304, b"")
 
 
-def test_no_answer_is_taken_for_another_ones(http: FlaskClient) -> None:
+def test_compressed_responses_of_different_paths_are_not_mixed_up(http: FlaskClient) -> None:
     answers = [http.get(path, headers=GZIP) for path in ("/_dash-layout", "/_dash-dependencies")]
     assert [answer.headers["Content-Encoding"] for answer in answers] == ["gzip", "gzip"]
     assert answers[0].data != answers[1].data
 
 
-def test_a_script_is_compressed_once(http: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_script_is_compressed_once(http: FlaskClient, monkeypatch: pytest.MonkeyPatch) -> None:
     address = "/_dash-component-suites/dash/dcc/async-graph.js"
     first = http.get(address, headers=GZIP).data
     monkeypatch.setattr("gzip.compress", lambda *_: pytest.fail("compressed again"))
     assert http.get(address, headers=GZIP).data == first
 
 
-def test_made_up_versions_do_not_fill_the_memory() -> None:
+def test_forged_script_versions_do_not_fill_the_memory() -> None:
     kept = compression._CompressedCache()
     for number in range(10_000):
         kept.set(f"gzip;/_dash-component-suites/dash/a.v{number}m1.js", b"")
     assert len(kept._cache) < 100
 
 
-def test_a_health_check_does_not_wait_for_requests_that_are_being_answered() -> None:
+def test_health_check_does_not_wait_for_busy_workers() -> None:
     may_answer, begun = threading.Event(), threading.Semaphore(0)
 
     def slow(environ: WSGIEnvironment, _start: StartResponse) -> list[bytes]:

@@ -32,7 +32,7 @@ def run(tmp_path: Path, write_run: Callable[..., Path]) -> RunData:
     return run_at(write_run(tmp_path / "run"))
 
 
-def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
+def test_removing_the_slow_rank_shortens_the_step(run: RunData) -> None:
     answer = run.whatif.result
     assert answer.step_seconds is not None
     for items in (("rank:2",), ("cause:input",), ("rank:2", "rank:0"), ("rank:2", "cause:input"), ("all",)):
@@ -42,7 +42,7 @@ def test_without_the_slow_rank_the_step_is_short(run: RunData) -> None:
     assert step_without(run, ()) is None
 
 
-def test_combinations_are_made_only_when_parts_are_removed_together(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_combinations_are_computed_only_for_combined_removals(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(*_: object) -> None:
         raise NotReadyError(Progress("combining"))
 
@@ -53,7 +53,7 @@ def test_combinations_are_made_only_when_parts_are_removed_together(run: RunData
         step_without(run, ("rank:2", "cause:input"))
 
 
-def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_removing_a_host_removes_its_slow_ranks(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run", ranks=8))
     answer = run.whatif.result
     row = next(row for row in answer.by_host if row.host == "node-1")
@@ -69,7 +69,7 @@ def test_a_host_is_removed_with_its_slow_ranks(tmp_path: Path, write_run: Callab
     assert pick(VIEW, "whatif-ranks", run, PageState(), {"hovertext": item}).without == (item,)
 
 
-def test_ranks_that_are_slow_together_have_the_one_bar_of_their_host(run: RunData) -> None:
+def test_ranks_of_a_slow_host_share_the_bar_of_the_host(run: RunData) -> None:
     """Given hosts of two ranks, one with one slow rank and one slow as a whole, then the latter's ranks have no bars."""
     effect = run.whatif.result.by_rank[0]
     ranks = [msgspec.structs.replace(effect, rank=rank, saved_seconds=saved) for rank, saved in enumerate((0.04, 0, 1e-4, 2e-4))]
@@ -86,7 +86,7 @@ def fields_of(effect: Effect) -> dict[str, Any]:
     return {name: getattr(effect, name) for name in Effect.__struct_fields__}
 
 
-def test_the_item_of_a_host_has_no_comma() -> None:
+def test_host_name_with_a_comma_survives_the_url() -> None:
     state = PageState(without=(host_item("a,b/c"), "rank:1"))
     assert PageState.parse(state.search) == state
 
@@ -102,7 +102,7 @@ def test_the_item_of_a_host_has_no_comma() -> None:
         (("<b>",), "one at a time"),
     ],
 )
-def test_what_cannot_be_left_out_says_why(run: RunData, items: tuple[str, ...], why: str) -> None:
+def test_impossible_removal_shows_the_reason(run: RunData, items: tuple[str, ...], why: str) -> None:
     thought = step_without(run, items)
 
     assert thought is not None
@@ -111,7 +111,7 @@ def test_what_cannot_be_left_out_says_why(run: RunData, items: tuple[str, ...], 
     assert why in text_of(write(VIEW, "whatif-answer", run, PageState(without=items)))
 
 
-def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_limit_of_combined_ranks_is_reported(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run", ranks=12, steps=20, windows=False))
 
     thought = step_without(run, [f"rank:{rank}" for rank in range(9)])
@@ -120,7 +120,7 @@ def test_more_ranks_than_can_be_combined_are_said(tmp_path: Path, write_run: Cal
     assert "At most 8 ranks" in thought.why
 
 
-def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
+def test_minor_cause_can_be_removed_only_alone(run: RunData) -> None:
     assert run.combinations is not None
     causes = [row.cause for row in run.whatif.result.by_cause]
     assert list(run.combinations.causes) == causes[:4]
@@ -134,7 +134,7 @@ def test_a_cause_that_costs_little_is_left_out_only_alone(run: RunData) -> None:
     assert "only alone" in together.why
 
 
-def test_price_in_the_address_goes_before_the_recorded_one(run: RunData) -> None:
+def test_price_in_the_url_overrides_the_recorded_price(run: RunData) -> None:
     answer = run.whatif
     recorded, result = week_cost_of(answer), week_cost_of(answer, price=5.0, currency="EUR")
 
@@ -159,7 +159,7 @@ def test_ranks_on_cpus_without_a_price_have_no_gpu_hours(tmp_path: Path, write_r
     assert all(row[-2:] == (None, None) for row in draw(VIEW, "whatif-ranks", run, PageState(), COLORS).table.rows)
 
 
-def test_savings_of_a_week_count_its_rare_steps_and_the_page_names_them(run: RunData) -> None:
+def test_weekly_savings_account_for_rare_steps(run: RunData) -> None:
     answer = run.whatif
     source = msgspec.structs.replace(answer.result.source, rare_steps=3, rare_share=0.25, steps_left_out=8, estimated_share=0.031)
     rare = msgspec.structs.replace(answer, result=msgspec.structs.replace(answer.result, source=source))
@@ -171,7 +171,7 @@ def test_savings_of_a_week_count_its_rare_steps_and_the_page_names_them(run: Run
     assert all(fact in about for fact in ("rare", "3.1%", "estimated"))
 
 
-def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
+def test_bars_range_from_the_actual_to_the_ideal_step_time(run: RunData) -> None:
     drawn = draw(VIEW, "whatif-ranks", run, PageState(without=("rank:2",)), COLORS)
 
     actual, parts, ideal = drawn.figure.data
@@ -185,7 +185,7 @@ def test_bars_go_from_as_it_is_to_without_any_straggler(run: RunData) -> None:
     assert {row[0] for row in causes.table.rows} >= {"cause:input", "op:data"}
 
 
-def test_clicks_think_away_and_take_back(run: RunData) -> None:
+def test_click_adds_or_removes_a_counterfactual_item(run: RunData) -> None:
     result = pick(VIEW, "whatif-ranks", run, PageState(without=("cause:gc",)), {"hovertext": "rank:2"})
 
     assert result.without == ("cause:gc", "rank:2")
@@ -193,7 +193,7 @@ def test_clicks_think_away_and_take_back(run: RunData) -> None:
     assert pick(VIEW, "whatif-ranks", run, result, {"hovertext": ""}).without == ()
 
 
-def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
+def test_fleet_measures_are_shown_with_their_meaning(run: RunData) -> None:
     """Given one straggler of four ranks, when the measures are shown, then M_W is near 1, and M_S does not apply."""
     text = text_of(write(VIEW, "whatif-fleet", run, PageState()))
 
@@ -202,14 +202,14 @@ def test_fleet_measures_are_said_with_what_they_mean(run: RunData) -> None:
     assert "step records: 4 ranks" in text
 
 
-def test_too_little_says_what_is_missing(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_insufficient_data_shows_a_note_and_no_figures(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = run_at(write_run(tmp_path / "run", ranks=1, slow_rank=None, windows=False))
 
     assert "Not enough data" in text_of(VIEW.blocks(run, PageState(without=("all",))))
     assert figure_names(VIEW, run, PageState()) == []
 
 
-def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pending_what_if_shows_progress(run: RunData, monkeypatch: pytest.MonkeyPatch) -> None:
     def busy(*_: object) -> None:
         raise NotReadyError(Progress("playing the run", 3, 8))
 
@@ -219,7 +219,7 @@ def test_while_it_is_made_the_view_shows_progress(run: RunData, monkeypatch: pyt
         VIEW.blocks(run, PageState())
 
 
-def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_whatif_of_a_live_run_is_recomputed_periodically(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     path, now = write_run(tmp_path / "run", finished=False), [1e9]
     source = DiskRuns(path, InlineBuilder(Store(tmp_path / "store")), clock_s=lambda: now[0])
     first = source.whatif("run-1")
@@ -229,7 +229,7 @@ def test_a_run_that_goes_on_is_played_anew_now_and_then(tmp_path: Path, write_ru
     assert source.whatif("run-1") is not first
 
 
-def test_only_a_live_run_keeps_its_answer_while_it_is_played_anew(
+def test_only_a_live_run_keeps_its_what_if_during_recomputation(
     tmp_path: Path, write_run: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path, over, now = write_run(tmp_path / "run", finished=False), write_run(tmp_path / "over"), [1e9]
@@ -248,7 +248,7 @@ def test_only_a_live_run_keeps_its_answer_while_it_is_played_anew(
         source.whatif("run-1")
 
 
-def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_two_live_runs_with_one_id_have_separate_what_if_results(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     store = Store(tmp_path / "store")
     runs = [write_run(tmp_path / name, slow_rank=slow, finished=False) for name, slow in (("a", 2), ("b", None))]
     slow, even = (DiskRuns(run, InlineBuilder(store), clock_s=lambda: 1e9).whatif("run-1").result.slowdown for run in runs)
@@ -268,7 +268,7 @@ def test_two_live_runs_of_one_id_do_not_have_the_same_answer(tmp_path: Path, wri
         ("?price=0", 0.0, None),
     ],
 )
-def test_prices_in_addresses(search: str, price: float | None, currency: str | None) -> None:
+def test_price_and_currency_are_parsed_from_the_url(search: str, price: float | None, currency: str | None) -> None:
     state = PageState.parse(search)
 
     assert (state.price, state.currency) == (price, currency)

@@ -44,12 +44,12 @@ ZERO_WIDTH = "\u200b\u200c\u200d\u2060\ufeff"
         ("", ""),
     ],
 )
-def test_what_is_not_seen_is_written_as_an_escape(text: str, expected: str) -> None:
+def test_invisible_characters_are_escaped(text: str, expected: str) -> None:
     assert sanitize(text) == expected
 
 
 @given(st.text() | st.text(alphabet=BIDI + ZERO_WIDTH + "\r\n\t<>&%{}"))
-def test_shown_is_one_short_line_and_stays_as_it_is(text: str) -> None:
+def test_sanitized_text_is_one_short_line_and_idempotent(text: str) -> None:
     once = sanitize(text)
     assert once.isprintable()
     assert len(once) <= MAX_NAME
@@ -58,7 +58,7 @@ def test_shown_is_one_short_line_and_stays_as_it_is(text: str) -> None:
 
 
 @given(st.text() | st.text(alphabet="<>&%{}bra ref=/\"'"))
-def test_plotly_finds_no_markup_and_no_template(text: str) -> None:
+def test_plotly_text_has_no_markup_and_no_template(text: str) -> None:
     drawn = plotly_text(text)
     assert "<" not in drawn
     assert ">" not in drawn
@@ -66,27 +66,27 @@ def test_plotly_finds_no_markup_and_no_template(text: str) -> None:
     assert unescape(drawn).strip("\u2068\u2069") == sanitize(text)
 
 
-def test_names_from_right_to_left_are_kept_apart() -> None:
+def test_right_to_left_names_are_isolated() -> None:
     assert plotly_text("\u05d0\u05d1") == "\u2068\u05d0\u05d1\u2069"
     assert plotly_text("node-1") == "node-1"
 
 
 @pytest.mark.parametrize("start", ["=", "+", "-", "@", "\uff1d", "\uff0b", "\uff0d", "\uff20", " =", "  -"])
-def test_a_formula_is_text_in_a_saved_table(start: str) -> None:
+def test_formula_is_quoted_in_a_saved_table(start: str) -> None:
     assert str(safe_cell(f"{start}cmd|' /C calc'!A1")).startswith("'")
 
 
 @pytest.mark.parametrize("start", ["\t=", "\r=", "\n=", "\0=", "\ufeff=", "\u200b=", "\xa0="])
-def test_what_hides_a_formula_is_written_as_an_escape(start: str) -> None:
+def test_invisible_prefix_of_a_formula_is_escaped(start: str) -> None:
     assert str(safe_cell(f"{start}1+1")).startswith("\\")
 
 
-def test_numbers_stay_numbers_and_nothing_stays_empty() -> None:
+def test_safe_cell_keeps_numbers_and_empty_values() -> None:
     assert [safe_cell(value) for value in (-1.5, 0, None, True, "node-1", "")] == [-1.5, 0, "", True, "node-1", ""]
 
 
 @given(st.text() | st.text(alphabet="=+-@\t\r\n \ufeff\",;'"))
-def test_no_cell_is_a_formula_once_it_has_been_written_and_read(text: str) -> None:
+def test_csv_round_trip_never_produces_a_formula(text: str) -> None:
     written = io.StringIO()
     csv.writer(written).writerow([safe_cell(text), 1])
     [[cell, _]] = csv.reader(io.StringIO(written.getvalue()))
@@ -94,12 +94,12 @@ def test_no_cell_is_a_formula_once_it_has_been_written_and_read(text: str) -> No
     assert cell.isprintable()
 
 
-def test_the_numbers_of_a_figure_are_saved_without_formulas() -> None:
+def test_figure_csv_has_no_formulas() -> None:
     saved = csv_of(FigureData(("rank", "=host"), [(0, "=1+1"), (-1, None), (2, "node-1")]))
     assert list(csv.reader(io.StringIO(saved))) == [["rank", "'=host"], ["0", "'=1+1"], ["-1", ""], ["2", "node-1"]]
 
 
-def test_an_error_with_a_name_in_it_is_inert_in_a_figure() -> None:
+def test_error_text_is_escaped_in_a_figure() -> None:
     error = InputError("<a href='https://evil.example'>run</a>%{x}\u202e", "<b>bad</b>")
     [annotation] = note(f"{error}<br>next line", palette(None)).layout.annotations
     assert annotation.text == (
@@ -114,14 +114,14 @@ def test_an_error_with_a_name_in_it_is_inert_in_a_figure() -> None:
         "No alert is known: nothing was found, or no watcher ran (rankscope alerts watch RUNS).",
     ],
 )
-def test_a_line_of_a_note_is_broken_before_a_narrow_screen_cuts_it_off(text: str) -> None:
+def test_long_note_is_wrapped_for_a_narrow_screen(text: str) -> None:
     [annotation] = note(text, palette(None)).layout.annotations
     lines = annotation.text.split("<br>")
     assert " ".join(lines) == text
     assert max(map(len, lines)) <= 40
 
 
-def test_every_text_of_an_analysis_is_inert(analysis: Analysis) -> None:
+def test_every_text_of_an_analysis_is_sanitized(analysis: Analysis) -> None:
     ranks = [msgspec.structs.replace(rank, host=HOSTILE) for rank in analysis.ranks]
     verdict = msgspec.structs.replace(analysis.verdict, summary=f"Rank 2 on host {HOSTILE} is slow.")
     hostile = msgspec.structs.replace(analysis, ranks=ranks, verdict=verdict)
@@ -131,7 +131,7 @@ def test_every_text_of_an_analysis_is_inert(analysis: Analysis) -> None:
     assert inert_record(analysis) == analysis, "what is harmless stays as it is"
 
 
-def test_a_hostile_run_is_inert_wherever_it_shows(tmp_path: Path, write_run: Callable[..., Path]) -> None:
+def test_hostile_run_is_sanitized_everywhere(tmp_path: Path, write_run: Callable[..., Path]) -> None:
     run = write_run(tmp_path / "run", name=HOSTILE)
     for rank in range(4):
         file = rank_dir(run, 0, rank) / "rank.json"

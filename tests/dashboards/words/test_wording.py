@@ -28,18 +28,18 @@ from rankscope.dashboards.words.wording import EVIDENCE, slowdown
 from rankscope.runs.durations import DurationSource
 
 
-def test_all_evidence_of_a_verdict_has_a_name() -> None:
+def test_every_evidence_source_has_a_label() -> None:
     assert set(EVIDENCE) == set(get_args(EvidenceSource))
     assert set(_IMPOSED_IN) == {*get_args(LedgerSource), None} - set(get_args(DurationSource))
 
 
-def test_a_duration_beside_an_axis_has_the_unit_of_the_axis() -> None:
+def test_duration_is_formatted_in_the_unit_of_the_axis() -> None:
     axis = time_unit(3_130_000)
 
     assert [in_unit(us, axis) for us in (3_130_000, 672, 0, 1e-3)] == ["3,130 ms", "0.672 ms", "0 ms", "0 ms"]
 
 
-def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:
+def test_slowdown_is_formatted_the_same_in_every_output(analysis: Analysis) -> None:
     result = "2.41x"
     verdict = msgspec.structs.replace(analysis.verdict, slowdown=2.4087)
     finding = msgspec.structs.replace(analysis.findings[0], slowdown=2.4087)
@@ -51,7 +51,7 @@ def test_a_slowdown_reads_the_same_in_every_output(analysis: Analysis) -> None:
     assert f"slowdown {result}" in render_text(answer)
 
 
-def test_code_in_backticks_and_options_become_pieces_of_their_own() -> None:
+def test_code_and_options_in_text_become_separate_spans() -> None:
     output = pieces("spent at `time.sleep` without --verdict")
 
     assert [(item.text, item.kind) for item in output if isinstance(item, Span)] == [
@@ -62,18 +62,18 @@ def test_code_in_backticks_and_options_become_pieces_of_their_own() -> None:
     ]
 
 
-def test_every_cause_has_a_row_a_label_and_a_look() -> None:
+def test_every_cause_has_advice_label_and_style() -> None:
     named = set(get_args(Cause))
     assert {row.cause for row in ROWS} == named
     assert named | {part.cause for part in CAUSE_PARTS} | set(CHARGED) == set(CAUSES)
 
 
-def test_no_two_causes_look_alike() -> None:
+def test_labels_and_styles_of_causes_are_unique() -> None:
     assert len({shown.label for shown in CAUSES.values()}) == len(CAUSES)
     assert len({(shown.color, shown.hatch) for shown in CAUSES.values()}) == len(CAUSES)
 
 
-def test_a_cause_has_the_colour_of_its_part_of_the_step() -> None:
+def test_cause_has_the_style_of_its_step_part() -> None:
     parts: dict[str, PartName] = {
         "input": "input",
         "host": "host",
@@ -84,7 +84,7 @@ def test_a_cause_has_the_colour_of_its_part_of_the_step() -> None:
         assert (CAUSES[cause].color, CAUSES[cause].hatch) == (STYLES[part].color, STYLES[part].hatch), cause
 
 
-def test_every_cause_has_something_to_do_or_is_unknown() -> None:
+def test_every_cause_except_unknown_has_remedies() -> None:
     assert {row.cause for row in ROWS if row.remedies} == set(get_args(Cause)) - {"unknown"}
 
 
@@ -92,12 +92,12 @@ def test_every_cause_has_something_to_do_or_is_unknown() -> None:
     ("us", "text"),
     [(0.5, "0.5 µs"), (788.4, "788 µs"), (7_000, "7 ms"), (360_407, "360 ms"), (2.5 * 3_600e6, "2.5 h"), (61e6, "1.02 min")],
 )
-def test_durations_read_well(us: float, text: str) -> None:
+def test_durations_are_formatted_in_readable_units(us: float, text: str) -> None:
     assert duration(us) == text
 
 
 @given(st.floats(1, 1e15))
-def test_axes_never_reach_absurd_numbers(longest_us: float) -> None:
+def test_axis_unit_keeps_values_small(longest_us: float) -> None:
     size, _unit = time_unit(longest_us)
     assert longest_us / size < 10_001 or size == 3_600e6
 
@@ -114,7 +114,7 @@ def test_axes_never_reach_absurd_numbers(longest_us: float) -> None:
         ("tokens", 5.0, (5.0, "tokens")),
     ],
 )
-def test_values_are_shown_in_the_unit_that_reads_best(unit: str, value: float, shown: tuple[float, str]) -> None:
+def test_values_are_shown_in_a_readable_unit(unit: str, value: float, shown: tuple[float, str]) -> None:
     size, name = shown_unit(unit, value)
     assert value / size == pytest.approx(shown[0])
     assert name == shown[1]

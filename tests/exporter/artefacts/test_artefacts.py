@@ -54,7 +54,7 @@ class _Unit(configparser.RawConfigParser):
         self.read_string(path.read_text())
 
 
-def test_the_unit_is_one_that_systemd_takes_and_thinks_well_of(require_systemd_analyze: str, tmp_path: Path) -> None:
+def test_unit_passes_systemd_verify_and_security_checks(require_systemd_analyze: str, tmp_path: Path) -> None:
     for drop_in in (None, "restricted.conf", "podresources.conf"):
         folder = tmp_path / str(drop_in)
         folder.mkdir()
@@ -84,7 +84,7 @@ def require_systemd_analyze() -> str:
     return path
 
 
-def test_the_units_command_line_and_variables_are_the_exporters() -> None:
+def test_unit_uses_valid_exporter_commands_and_variables() -> None:
     service = _Unit(UNIT)["Service"]
     program, *arguments = shlex.split(service["ExecStart"].removeprefix("/usr/bin/env "))
 
@@ -96,7 +96,7 @@ def test_the_units_command_line_and_variables_are_the_exporters() -> None:
     assert set(re.findall(r"RANKSCOPE_EXPORTER_\w+", UNIT.read_text())) <= known_variables()
 
 
-def test_the_unit_keeps_what_nvml_and_the_view_of_the_node_need() -> None:
+def test_unit_sandbox_permits_nvml_and_node_access() -> None:
     service = _Unit(UNIT)["Service"]
 
     for breaks in ("PrivateDevices", "ProtectProc", "ProcSubset", "ProtectKernelLogs", "PrivateUsers", "MemoryDenyWriteExecute"):
@@ -108,7 +108,7 @@ def test_the_unit_keeps_what_nvml_and_the_view_of_the_node_need() -> None:
     assert int(service["TimeoutStopSec"]) <= 10
 
 
-def test_the_spool_is_everybodys_and_slurms_folder_is_roots() -> None:
+def test_spool_is_world_writable_and_the_slurm_folder_is_not() -> None:
     lines = [line.split() for line in (SYSTEMD / "rankscope.tmpfiles.conf").read_text().splitlines() if line.startswith("d ")]
     modes = {path: (mode, owner) for _, path, mode, owner, *_ in lines}
 
@@ -139,7 +139,7 @@ def as_the_unit_does(*command_line: str, capabilities: str) -> subprocess.Comple
 
 
 @NEEDS_ROOT
-def test_the_units_rights_suffice_to_read_environments_and_are_minimal(another_users_process: subprocess.Popen[bytes]) -> None:
+def test_unit_capabilities_to_read_environments_are_minimal(another_users_process: subprocess.Popen[bytes]) -> None:
     rights = _Unit(UNIT)["Service"]["AmbientCapabilities"]
     environment = f"/proc/{another_users_process.pid}/environ"
 
@@ -151,7 +151,7 @@ def test_the_units_rights_suffice_to_read_environments_and_are_minimal(another_u
 
 @NEEDS_ROOT
 @pytest.mark.skipif(not os.access("/dev/kmsg", os.R_OK), reason="no kernel log here")
-def test_the_units_rights_are_enough_for_the_kernel_log() -> None:
+def test_unit_capabilities_permit_reading_the_kernel_log() -> None:
     rights = _Unit(UNIT)["Service"]["AmbientCapabilities"]
     read_one = ["dd", "if=/dev/kmsg", "of=/dev/null", "bs=8192", "count=1", "iflag=nonblock"]
 
@@ -176,7 +176,7 @@ def _ignored(source: str) -> bool:
     return verdict
 
 
-def test_the_image_is_made_of_what_is_there() -> None:
+def test_image_copies_existing_sources() -> None:
     copied = [rest.split() for word, rest in _instructions() if word == "COPY" and "--from" not in rest]
     sources = [source for words in copied for source in words[:-1]]
 
@@ -193,7 +193,7 @@ def test_the_image_is_made_of_what_is_there() -> None:
     assert set(extras.split(",")) <= set(project["project"]["optional-dependencies"])
 
 
-def test_the_image_starts_the_exporter_with_a_command_line_it_takes() -> None:
+def test_image_starts_the_exporter_with_valid_settings() -> None:
     output = dict(_instructions())
     assert json.loads(output["ENTRYPOINT"]) == ["rankscope", "exporter"]
     assert "CMD" not in output
@@ -205,7 +205,7 @@ def test_the_image_starts_the_exporter_with_a_command_line_it_takes() -> None:
     assert output["USER"] == "65532:65532"
 
 
-def test_what_cannot_read_the_kernel_log_does_not_try(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_image_and_restricted_unit_disable_the_kernel_log(monkeypatch: pytest.MonkeyPatch) -> None:
     # A kernel log that is asked for and unreadable fires the alert ExporterPartial for ever.
     image = dict(re.findall(r"(RANKSCOPE_EXPORTER_\w+)=(\S+)", dict(_instructions())["ENV"]))
     restricted = dict(re.findall(r"^Environment=(\w+)=(\S+)$", (SYSTEMD / "restricted.conf").read_text(), re.MULTILINE))
@@ -221,7 +221,7 @@ def test_what_cannot_read_the_kernel_log_does_not_try(monkeypatch: pytest.Monkey
 # Prometheus
 
 
-def test_promtool_takes_the_example_and_its_rules(require_program: Callable[[str], str]) -> None:
+def test_prometheus_example_passes_promtool(require_program: Callable[[str], str]) -> None:
     checked = subprocess.run(
         [require_program("promtool"), "check", "config", PROMETHEUS / "scrape.yaml"], capture_output=True, text=True, check=False
     )
@@ -230,7 +230,7 @@ def test_promtool_takes_the_example_and_its_rules(require_program: Callable[[str
     assert "gpu_jobs.rules.yaml" in (PROMETHEUS / "scrape.yaml").read_text()
 
 
-def test_the_rules_of_the_example_know_only_metrics_of_the_catalogue() -> None:
+def test_example_rules_use_only_metrics_of_the_catalogue() -> None:
     rules = yaml.safe_load((PROMETHEUS / "gpu_jobs.rules.yaml").read_text())["groups"][0]["rules"]
 
     used = {name for rule in rules for name in re.findall(r"\bgpu_\w+", rule["expr"])}
@@ -271,9 +271,7 @@ tests:
 """
 
 
-def test_the_rules_of_the_example_join_power_and_idleness_to_the_job(
-    require_program: Callable[[str], str], tmp_path: Path
-) -> None:
+def test_example_rules_join_power_and_idleness_to_the_job(require_program: Callable[[str], str], tmp_path: Path) -> None:
     story = tmp_path / "story.yaml"
     story.write_text(JOIN_TEST.format(rules=PROMETHEUS / "gpu_jobs.rules.yaml"))
 

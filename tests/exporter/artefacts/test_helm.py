@@ -90,18 +90,18 @@ def parameters(chart: dict[str, Manifest]) -> dict[str, Any]:
 @pytest.mark.parametrize(
     "mistake", [{"tolerationz": []}, {"port": "9838"}, {"image": {"repo": "x"}}, {"extraArgs": ["expected-gpus=8"]}]
 )
-def test_a_value_that_is_misspelt_or_of_another_type_is_refused(mistake: Manifest) -> None:
+def test_misspelt_or_mistyped_value_is_refused(mistake: Manifest) -> None:
     with pytest.raises(ChartError, match=next(iter(mistake))):
         render(mistake)
 
 
-def test_what_needs_privileges_is_refused_without_them() -> None:
+def test_privileged_features_are_refused_without_privileges() -> None:
     for needs in ({"kernelLog": True}, {"driverRoot": {"path": "/"}}):
         with pytest.raises(ChartError, match="privileged"):
             render(needs)
 
 
-def test_helm_finds_no_fault_in_the_chart() -> None:
+def test_chart_passes_helm_lint() -> None:
     assert lint() == []
 
 
@@ -110,7 +110,9 @@ OLDEST = re.sub(r"^>=(\d+\.\d+).*", r"\1", yaml.safe_load((CHART / "Chart.yaml")
 
 @pytest.mark.slow
 @pytest.mark.parametrize("version", [OLDEST, "1.35"])
-def test_the_manifests_are_of_kubernetes(version: str, chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
+def test_manifests_match_the_kubernetes_schemas(
+    version: str, chart: dict[str, Manifest], full_chart: dict[str, Manifest]
+) -> None:
     schemas = schemas_of_kubernetes()
     pod: Manifest = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": "trainer"}, "spec": training_pod()}
 
@@ -128,18 +130,18 @@ def test_every_value_is_used() -> None:
         assert any(leaf == path or leaf.startswith(f"{path}.") for path in used), leaf
 
 
-def test_the_default_needs_nothing_that_a_cluster_may_lack(chart: dict[str, Manifest]) -> None:
+def test_default_chart_uses_only_core_resources(chart: dict[str, Manifest]) -> None:
     assert set(chart) == {"DaemonSet", "Service", "ServiceAccount"}
 
 
-def test_the_exporter_takes_the_arguments_of_the_daemonset(chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
+def test_daemonset_arguments_are_valid_exporter_options(chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
     default, full = parameters(chart), parameters(full_chart)
 
     assert (default["host"], default["spool"], default["xid_kernel_log"]) == ("node1", SYSTEM_SPOOL, False)
     assert (full["expected_gpus"], full["xid_kernel_log"]) == (8, True)
 
 
-def test_a_wedged_driver_neither_kills_the_pod_nor_holds_up_a_rollout(
+def test_hung_driver_neither_kills_the_pod_nor_blocks_a_rollout(
     chart: dict[str, Manifest], full_chart: dict[str, Manifest]
 ) -> None:
     for probe in ("livenessProbe", "readinessProbe"):
@@ -148,9 +150,7 @@ def test_a_wedged_driver_neither_kills_the_pod_nor_holds_up_a_rollout(
     assert chart["Service"]["spec"]["publishNotReadyAddresses"] is True
 
 
-def test_what_is_mounted_is_declared_and_folders_rather_than_sockets(
-    chart: dict[str, Manifest], full_chart: dict[str, Manifest]
-) -> None:
+def test_volume_mounts_are_declared_and_mount_folders(chart: dict[str, Manifest], full_chart: dict[str, Manifest]) -> None:
     for manifests in (chart, full_chart):
         spec = pod_of(manifests)
         containers = [*spec.get("initContainers", []), *spec["containers"]]
@@ -167,7 +167,7 @@ def test_what_is_mounted_is_declared_and_folders_rather_than_sockets(
     assert "pod-logs" not in str(pod_of(render({"podLogsFolder": ""})))
 
 
-def test_only_named_rights_are_left_and_no_token_of_the_cluster_is_given(chart: dict[str, Manifest]) -> None:
+def test_container_has_minimal_capabilities_and_no_api_token(chart: dict[str, Manifest]) -> None:
     spec = pod_of(chart)
     security = spec["containers"][0]["securityContext"]
 
@@ -188,7 +188,7 @@ def test_prometheus_finds_each_exporter_once(full_chart: dict[str, Manifest]) ->
     assert ingress["ports"] == [{"port": "metrics"}]
 
 
-def test_the_instance_is_the_node_whichever_pod_runs_on_it(full_chart: dict[str, Manifest]) -> None:
+def test_instance_label_is_the_node_name(full_chart: dict[str, Manifest]) -> None:
     """Else each update would be an exporter that disappeared, and rates and alerts would begin anew."""
     (endpoint,) = full_chart["ServiceMonitor"]["spec"]["endpoints"]
     sources = {rule["targetLabel"]: rule["sourceLabels"] for rule in endpoint["relabelings"] if "targetLabel" in rule}
@@ -271,7 +271,7 @@ def test_training_pods_and_exporter_share_one_spool() -> None:
 
 
 @pytest.mark.slow
-def test_an_exporter_as_the_chart_starts_it_is_whole(
+def test_exporter_started_with_chart_arguments_is_complete(
     chart: dict[str, Manifest], start_exporter: StartExporter, tmp_path: Path
 ) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])

@@ -18,7 +18,7 @@ ROOT = Path(__file__).resolve().parents[3]
 BUILD = ROOT / "exporter" / "packaging" / "build"
 
 
-def test_the_script_says_what_it_does_and_refuses_what_it_does_not_know() -> None:
+def test_build_script_has_help_and_refuses_unknown_options() -> None:
     explained = subprocess.run([BUILD, "--help"], capture_output=True, text=True, check=True)
     refused = subprocess.run([BUILD, "--fast"], capture_output=True, text=True, check=False)
 
@@ -69,32 +69,32 @@ def run(node: Path, *arguments: str, **environment: str) -> subprocess.Completed
 class TestBuild:
     pytestmark = needs_pyinstaller
 
-    def test_it_prints_a_page_without_a_python_on_the_machine(self, unpacked: Path) -> None:
+    def test_package_prints_a_page_without_an_installed_python(self, unpacked: Path) -> None:
         page = run(unpacked, "exporter", "--simulate", "2", "--once")
 
         assert page.returncode == 0, page.stderr
         assert page.stdout.count("\ngpu_up{") == 2
 
-    def test_it_reads_the_drivers_gpus(self, unpacked: Path, fake_nvml: Any) -> None:
+    def test_package_reads_gpus_from_the_driver(self, unpacked: Path, fake_nvml: Any) -> None:
         page = run(unpacked, "exporter", "--once", **fake_nvml.env)
 
         assert page.returncode == 0, page.stderr
         assert page.stdout.count("\ngpu_temperature_celsius{") == len(fake_nvml.gpus)
 
-    def test_it_knows_no_verb_whose_parts_are_not_inside(self, unpacked: Path) -> None:
+    def test_package_refuses_commands_that_are_not_included(self, unpacked: Path) -> None:
         refused = run(unpacked, "dashboard")
 
         assert refused.returncode == 2
         assert "'dashboard'" in refused.stderr.splitlines()[-1]
 
-    def test_unpacking_it_touches_no_folder_of_the_system(self, built: Path) -> None:
+    def test_archive_contains_no_system_directories(self, built: Path) -> None:
         with tarfile.open(next(built.glob("*.tar.gz"))) as archive:
             folders = [member.name for member in archive if member.isdir()]
 
         assert "opt/rankscope" in folders
         assert [folder for folder in folders if not f"{folder}/".startswith("opt/rankscope/")] == []
 
-    def test_unit_manual_configuration_and_licences_are_there(self, unpacked: Path) -> None:
+    def test_package_contains_unit_manual_configuration_and_licences(self, unpacked: Path) -> None:
         for path in (
             "usr/lib/systemd/system/rankscope-exporter.service",
             "usr/lib/tmpfiles.d/rankscope.conf",
@@ -110,7 +110,7 @@ class TestBuild:
             assert any(text.startswith(library) for text in texts), library
 
     @pytest.mark.campaign  # a second build takes as long as the first
-    def test_the_same_source_gives_the_same_bytes(self, built: Path, tmp_path: Path) -> None:
+    def test_package_build_is_reproducible(self, built: Path, tmp_path: Path) -> None:
         again = build(tmp_path)
 
         for archive in built.iterdir():

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # each starts real processes
 NO_DRIVER, GPU_IS_LOST, MISMATCH = 9, 15, 18
 
 
-def test_a_driver_that_is_not_there_is_a_problem_until_it_is(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_missing_driver_is_a_problem_until_loaded(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.fail("nvmlInitWithFlags", NO_DRIVER)
     fleet = start_fleet()
     state = fleet.state()
@@ -46,7 +46,7 @@ def _reasons(state: Any) -> list[str]:
     return [gpu["reason"] for gpu in state["gpus"]]
 
 
-def test_a_driver_that_hangs_for_newcomers_costs_open_gpus_nothing(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_hang_in_nvml_init_does_not_affect_open_gpus(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(timeouts={"call_s": 60}, interval_s=0.3)
     fleet.until_up(ZERO, ONE)
 
@@ -62,7 +62,7 @@ def test_a_driver_that_hangs_for_newcomers_costs_open_gpus_nothing(start_fleet: 
     assert [(gpu["up"], gpu["restarts"]) for gpu in state["gpus"]] == [(True, 0)] * 2
 
 
-def test_another_driver_gets_new_processes(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_driver_reload_restarts_the_processes(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(timeouts={"call_s": 60, "open_s": 60})
     fleet.until_up(ZERO, ONE)
     workers = {fleet.worker(0), fleet.worker(1)}
@@ -98,7 +98,7 @@ def test_a_mismatched_library_asks_for_a_restart_when_no_gpu_answers(start_fleet
     assert "lib_rm_version_mismatch" in why
 
 
-def test_a_library_that_never_matched_does_not(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_initial_library_mismatch_asks_for_no_restart(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.fail("nvmlInitWithFlags", MISMATCH)
     fleet = start_fleet()
 
@@ -120,7 +120,9 @@ def _pci_device(root: Path, address: str, *, driver: str | None, pci_class: str 
         (root / "drivers" / driver / address).symlink_to(folder)
 
 
-def test_the_pci_bus_shows_what_the_driver_does_not(start_fleet: StartFleet, fake_nvml: FakeDriver, tmp_path: Path) -> None:
+def test_gpus_on_the_pci_bus_but_not_in_the_driver_are_reported(
+    start_fleet: StartFleet, fake_nvml: FakeDriver, tmp_path: Path
+) -> None:
     root = tmp_path / "pci"
     _pci_device(root, "0000:1a:00.0", driver="nvidia")
     _pci_device(root, "0000:1b:00.0", driver="nvidia")
@@ -151,7 +153,7 @@ def test_the_pci_bus_shows_what_the_driver_does_not(start_fleet: StartFleet, fak
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_gpu_that_appears_in_the_driver_only_is_found(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_new_gpu_in_the_driver_is_found(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     added = fake_nvml.gpus.pop()
     fake_nvml.write()
     fleet = start_fleet(expected_gpus=2)
@@ -177,7 +179,7 @@ def test_a_gpu_that_appears_in_the_driver_only_is_found(start_fleet: StartFleet,
     assert ONE in again
 
 
-def test_a_gpu_that_never_opened_is_known_by_its_place(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_gpu_that_never_opened_is_identified_by_pci_address(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.fail("nvmlDeviceGetUUID", GPU_IS_LOST, gpu=1)
     fleet = start_fleet()
 
@@ -187,7 +189,7 @@ def test_a_gpu_that_never_opened_is_known_by_its_place(start_fleet: StartFleet, 
     assert (bus_id, "nvmlDeviceGetUUID" in detail) == ("00000000:1b:00.0", True)
 
 
-def test_an_inventory_of_another_version_is_kept_and_a_damaged_one_moved(start_fleet: StartFleet, tmp_path: Path) -> None:
+def test_inventory_of_another_version_is_kept_and_damaged_file_is_moved(start_fleet: StartFleet, tmp_path: Path) -> None:
     state_dir = tmp_path / "state"
     state_dir.mkdir()
     file = state_dir / "gpus.json"
@@ -209,7 +211,7 @@ def test_an_inventory_of_another_version_is_kept_and_a_damaged_one_moved(start_f
     assert len(fleet.lines("is damaged")) == 1
 
 
-def test_a_gpu_gone_after_a_restart_is_missed_until_replaced_or_forgotten(
+def test_gpu_absent_after_restart_is_missing_until_replaced_or_forgotten(
     start_fleet: StartFleet, fake_nvml: FakeDriver, tmp_path: Path
 ) -> None:
     first = start_fleet(state_dir=str(tmp_path / "state"))
@@ -241,7 +243,7 @@ def test_a_gpu_gone_after_a_restart_is_missed_until_replaced_or_forgotten(
     fleet.until(lambda state: [gpu["identity"]["uuid"] for gpu in state["gpus"]] == [ZERO])
 
 
-def test_an_unwritable_state_folder_is_logged_once_and_harms_no_gpu(start_fleet: StartFleet, tmp_path: Path) -> None:
+def test_unwritable_state_folder_is_logged_once_and_affects_no_gpu(start_fleet: StartFleet, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
 
     fleet = start_fleet(state_dir=str(tmp_path / "file" / "state"))

@@ -15,7 +15,7 @@ from tests.exporter.fleet.hosted_fleet import ONE, ZERO, StartFleet, until_gone
 pytestmark = pytest.mark.slow  # each starts real processes
 
 
-def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_every_gpu_process_is_isolated_from_the_daemon(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(expected_gpus=8)
 
     state = fleet.until_up(ZERO, ONE)
@@ -40,7 +40,7 @@ def test_every_gpu_has_its_own_process_that_holds_nothing_of_the_daemon(start_fl
     fleet.until(lambda state: ["gpu_temperature_celsius", 77.0, [], ""] in state["gpus"][1]["sample"]["readings"])
 
 
-def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_lost_gpu_keeps_identity_and_xid_and_recovers(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 
@@ -54,7 +54,7 @@ def test_a_lost_gpu_keeps_its_identity_and_its_xid_and_comes_back(start_fleet: S
     fleet.until_up(ZERO, ONE)
 
 
-def test_each_xid_is_handed_on_once(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_each_xid_is_forwarded_once(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 
@@ -65,7 +65,7 @@ def test_each_xid_is_handed_on_once(start_fleet: StartFleet, fake_nvml: FakeDriv
     assert fleet.ask("xids") == [[ONE, 79], [ONE, 48]]
 
 
-def test_a_killed_process_is_replaced_and_its_counters_go_on(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_killed_process_is_replaced_and_counters_continue(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.change(1, {"samples.1": "90,93,96"})
     fleet = start_fleet()
 
@@ -104,7 +104,7 @@ def _restarted(before: int) -> Callable[[Any], bool]:
     return lambda state: state["gpus"][1]["up"] and state["gpus"][1]["restarts"] > before
 
 
-def test_signals_to_the_daemon_end_no_worker_and_the_nurserys_death_all(start_fleet: StartFleet) -> None:
+def test_workers_ignore_signals_and_end_with_the_nursery(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     workers = list(fleet.children().values())
@@ -158,7 +158,7 @@ def test_release_ends_the_processes_until_they_are_resumed(start_fleet: StartFle
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_release_ends_by_itself(start_fleet: StartFleet) -> None:
+def test_release_expires(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
 

@@ -19,7 +19,7 @@ from rankscope.exporter.source import XidEvent
 from rankscope.exporter.wall_clock import WallClock
 
 
-def test_the_table_knows_every_state_and_leads_from_each_to_all_others() -> None:
+def test_transition_table_reaches_every_state_from_every_state() -> None:
     states: set[State] = set(get_args(State))
     assert set(TRANSITIONS) == set(get_args(Event))
     assert {*WITHOUT_PROCESS, *READING, *LEAVING, "killed", "stuck"} == states
@@ -37,7 +37,7 @@ def test_the_table_knows_every_state_and_leads_from_each_to_all_others() -> None
             assert (frm in WITHOUT_PROCESS) == (to in WITHOUT_PROCESS) or event in ("started", "exited"), (event, frm)
 
 
-def test_a_hung_process_is_killed_is_stuck_and_is_replaced_when_it_ends() -> None:
+def test_hung_process_is_killed_then_stuck_then_replaced_after_exit() -> None:
     story = Story()
     story.until_sampling()
     story.process.hang, story.process.board.current = "nvmlX did not return", "nvmlX"
@@ -71,7 +71,7 @@ def test_a_reported_failure_stays_the_reason_however_the_process_ends() -> None:
 
 
 @pytest.mark.parametrize("opened", [False, True])
-def test_a_process_that_ends_unexpectedly_died(opened: bool) -> None:
+def test_process_that_ends_unexpectedly_has_reason_died(opened: bool) -> None:
     story = Story()
     story.step()
     if opened:
@@ -92,7 +92,7 @@ def test_a_process_that_only_closes_its_connection_is_killed() -> None:
     assert (story.step(1), story.reason(), story.process.done) == ("killed", "died", ["kill"])
 
 
-def test_a_gpu_is_down_since_the_same_moment_however_the_clock_is_set() -> None:
+def test_down_time_follows_clock_changes() -> None:
     story = Story()
     story.until_sampling()
     story.now += 60
@@ -111,7 +111,7 @@ def test_a_gpu_is_down_since_the_same_moment_however_the_clock_is_set() -> None:
     assert since_unix_s() == 1e9 + story.now - 60 + ahead_s
 
 
-def test_a_gpu_is_down_since_the_first_reason() -> None:
+def test_down_time_starts_with_the_first_failure() -> None:
     story = Story()
     story.until_sampling()
     story.now += 60
@@ -175,7 +175,7 @@ def test_a_replaced_driver_gets_a_new_process_at_once() -> None:
     assert story.step(0) == "opening"
 
 
-def test_a_release_that_failed_leaves_nothing_released() -> None:
+def test_failed_release_leaves_no_gpu_released() -> None:
     story = Story()
     story.slot.release(story.now, 60)
     assert story.reason() == "released"
@@ -197,7 +197,7 @@ def test_a_sample_sent_before_a_release_was_noticed_changes_nothing() -> None:
     assert (story.reason(), story.resets) == ("released", [])
 
 
-def test_the_end_of_a_release_waits_for_no_retry_pause() -> None:
+def test_resume_skips_the_retry_pause() -> None:
     story = Story()
     story.until_sampling()
     story.hear(Failed("nvml_error", "x"))
@@ -228,7 +228,7 @@ def test_a_gpu_that_fails_after_each_start_is_retried_less_often() -> None:
     assert pause_after_failure(600) == 5
 
 
-def test_a_gpu_that_was_down_and_moved_is_logged_as_up_again(caplog: pytest.LogCaptureFixture) -> None:
+def test_recovery_of_a_moved_gpu_is_logged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
     old, new = Story(), Story()
     old.until_sampling()

@@ -50,7 +50,7 @@ def test_a_hang_in_one_gpu_leaves_the_other_fresh_and_names_the_call(
     assert "answers again" in fleet.log
 
 
-def test_values_that_get_old_are_dropped_before_the_call_counts_as_hung(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_stale_values_are_dropped_before_the_call_counts_as_hung(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fleet = start_fleet(timeouts={"call_s": 600, "end_s": 0.1})
     fleet.until_up(ZERO, ONE)
     worker = fleet.worker(1)
@@ -85,9 +85,7 @@ def test_a_driver_that_is_slow_but_answers_stays_fresh(start_fleet: StartFleet, 
 
 
 @pytest.mark.parametrize("milliseconds", [300, pytest.param(600, marks=pytest.mark.full)])
-def test_looks_longer_than_their_time_leave_room_for_passes(
-    start_fleet: StartFleet, fake_nvml: FakeDriver, milliseconds: int
-) -> None:
+def test_slow_activity_samples_leave_time_for_passes(start_fleet: StartFleet, fake_nvml: FakeDriver, milliseconds: int) -> None:
     fake_nvml.slow("nvmlGpmSampleGet", milliseconds, gpu=1)
     fake_nvml.slow("nvmlGpmMetricsGet", milliseconds, gpu=1)
     fleet = start_fleet(interval_s=0.3, timeouts={"call_s": 60, "open_s": 60})
@@ -97,7 +95,7 @@ def test_looks_longer_than_their_time_leave_room_for_passes(
     fleet.until_sampled(ONE, 0)
 
 
-def test_a_gpu_that_hangs_from_the_start_hides_none_behind_it(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
+def test_gpu_that_hangs_at_start_hides_no_other_gpu(start_fleet: StartFleet, fake_nvml: FakeDriver) -> None:
     fake_nvml.hang("nvmlDeviceGetHandleByIndex_v2", gpu=0)
 
     fleet = start_fleet()
@@ -109,7 +107,7 @@ def test_a_gpu_that_hangs_from_the_start_hides_none_behind_it(start_fleet: Start
     fleet.until_up(ZERO, ONE)
 
 
-def test_a_stopped_process_is_hung(start_fleet: StartFleet) -> None:
+def test_stopped_process_counts_as_hung(start_fleet: StartFleet) -> None:
     fleet = start_fleet()
     fleet.until_up(ZERO, ONE)
     os.kill(fleet.worker(1), signal.SIGSTOP)
@@ -119,7 +117,7 @@ def test_a_stopped_process_is_hung(start_fleet: StartFleet) -> None:
 
 
 @pytest.mark.parametrize("end", ["stop", "kill"])
-def test_the_end_of_the_daemon_ends_processes_that_hang_as_well(start_fleet: StartFleet, fake_nvml: FakeDriver, end: str) -> None:
+def test_hung_processes_end_with_the_daemon(start_fleet: StartFleet, fake_nvml: FakeDriver, end: str) -> None:
     fleet = start_fleet(timeouts={"call_s": 3600})
     fleet.until_up(ZERO, ONE)
     fake_nvml.hang("nvmlDeviceGetPowerUsage", gpu=1)
@@ -157,7 +155,7 @@ def frozen() -> Iterator[Callable[[int, str], None]]:
     folder.rmdir()
 
 
-def test_a_process_that_does_not_die_is_stuck_and_gets_no_second(
+def test_process_that_survives_sigkill_is_stuck_and_not_replaced(
     start_fleet: StartFleet, frozen: Callable[[int, str], None]
 ) -> None:
     fleet = start_fleet(release_s=0.5)

@@ -25,7 +25,7 @@ def save(inventory: Inventory, *numbers: int) -> None:
     inventory.wait(60)
 
 
-def test_the_inventory_outlives_its_process(tmp_path: Path) -> None:
+def test_inventory_survives_a_restart(tmp_path: Path) -> None:
     first = Inventory(tmp_path / "state")
     first.see(identity(1))
     save(first, 0)
@@ -34,7 +34,7 @@ def test_the_inventory_outlives_its_process(tmp_path: Path) -> None:
     assert sorted(path.name for path in (tmp_path / "state").iterdir()) == ["gpus.json", "gpus.lock"]
 
 
-def test_a_gpu_seen_while_the_file_is_written_is_saved_at_the_end(tmp_path: Path) -> None:
+def test_gpu_seen_during_a_write_is_saved_on_close(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path)
     lock = lock_file(tmp_path / "gpus.lock")
     assert lock is not None
@@ -48,7 +48,7 @@ def test_a_gpu_seen_while_the_file_is_written_is_saved_at_the_end(tmp_path: Path
     assert Inventory(tmp_path).identities() == (identity(0), identity(1))
 
 
-def test_energy_is_kept_for_the_next_exporter_of_this_boot(tmp_path: Path) -> None:
+def test_energy_is_kept_until_the_next_boot(tmp_path: Path) -> None:
     first = Inventory(tmp_path)
     first.see(identity(0))
     first.read_meters({"GPU-0": 5000.0, "GPU-unknown": 1.0})
@@ -80,14 +80,14 @@ def test_another_users_link_or_pipe_is_replaced_without_writing_or_waiting(tmp_p
     assert target.read_text() == "precious"
 
 
-def test_a_temporary_file_of_a_killed_exporter_is_removed_by_the_next_one(tmp_path: Path) -> None:
+def test_temporary_file_of_a_killed_exporter_is_removed(tmp_path: Path) -> None:
     (tmp_path / ".gpus.json.7-0123456789ab").write_text("[")
     inventory = Inventory(tmp_path)
     save(inventory, 0)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["gpus.json", "gpus.lock"]
 
 
-def test_a_new_gpu_in_a_slot_replaces_the_old_and_a_moved_one_stays_itself() -> None:
+def test_new_gpu_replaces_the_old_and_a_moved_gpu_keeps_identity() -> None:
     inventory = Inventory(None)
     inventory.see(identity(0))
     inventory.see(identity(1))
@@ -98,7 +98,7 @@ def test_a_new_gpu_in_a_slot_replaces_the_old_and_a_moved_one_stays_itself() -> 
     assert inventory.identities() == (identity(7, bus=1), identity(0, bus=5))
 
 
-def test_only_time_in_which_somebody_looked_makes_a_gpu_forgotten(tmp_path: Path) -> None:
+def test_absent_gpu_is_forgotten_only_after_observed_time(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path, forget_after_s=30 * DAY_S)
     inventory.see(identity(0))
     inventory.see(identity(1))
@@ -114,7 +114,7 @@ def test_only_time_in_which_somebody_looked_makes_a_gpu_forgotten(tmp_path: Path
 
 
 @pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"schema": "rankscope.gpus/2", "gpus": []}', b"\xff" * 2_000_000])
-def test_an_inventory_that_cannot_be_read_costs_only_itself(
+def test_damaged_inventory_is_logged_and_treated_as_empty(
     tmp_path: Path, content: bytes, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "gpus.json").write_bytes(content)
@@ -126,7 +126,7 @@ def test_an_inventory_that_cannot_be_read_costs_only_itself(
     assert str(tmp_path / "gpus.json") in caplog.text
 
 
-def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
+def test_full_disk_is_logged_once_and_keeps_only_the_old_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     inventory = Inventory(tmp_path, retry_s=0)
@@ -149,7 +149,7 @@ def test_a_full_disk_is_said_once_and_leaves_the_old_file_and_no_other(
     assert len(Inventory(tmp_path)) == 3
 
 
-def test_the_file_is_for_the_exporters_user_only(tmp_path: Path) -> None:
+def test_inventory_file_is_private_to_the_exporter_user(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     mask = os.umask(0)
     try:
@@ -168,7 +168,7 @@ def test_the_file_is_for_the_exporters_user_only(tmp_path: Path) -> None:
     assert folder.stat().st_mode & 0o007 == 0
 
 
-def test_what_is_taken_out_of_the_file_is_forgotten_unless_it_is_there(tmp_path: Path) -> None:
+def test_gpu_removed_from_the_file_is_forgotten_unless_present(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path)
     save(inventory, 0, 1, 2)
 
@@ -186,7 +186,7 @@ def test_what_is_taken_out_of_the_file_is_forgotten_unless_it_is_there(tmp_path:
     assert not inventory.changed()
 
 
-def test_what_is_forgotten_does_not_come_back_with_the_next_write(tmp_path: Path) -> None:
+def test_forgotten_gpu_is_not_written_again(tmp_path: Path) -> None:
     inventory = Inventory(tmp_path)
     save(inventory, 0, 1)
 
@@ -230,7 +230,7 @@ def test_a_gpu_forgotten_while_the_exporter_writes_stays_forgotten(tmp_path: Pat
     assert inventory.identities() == Inventory(tmp_path).identities() == (identity(1), identity(2))
 
 
-def test_a_disk_that_hangs_holds_up_nobody_who_asks_for_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hung_disk_does_not_block_change_requests(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     inventory = Inventory(tmp_path)
     inventory.see(identity(0))
     hanging, healed = threading.Event(), threading.Event()

@@ -12,7 +12,7 @@ from rankscope.exporter.source import DownReason, GpuIdentity
 
 @pytest.mark.parametrize("reason", ["missing", "not_in_driver", "no_driver", "library_mismatch"])
 @pytest.mark.parametrize(("joules", "resets"), [(1_000_500.0, 0), (300.0, 1), (0.0, 1)])
-def test_a_gpu_that_was_only_out_of_sight_was_not_reset(reason: DownReason, joules: float, resets: int) -> None:
+def test_absence_alone_is_no_reset(reason: DownReason, joules: float, resets: int) -> None:
     """Else alerts about its Xids would end without a repair."""
     story = Story()
     story.until_sampling(1_000_000, 100)
@@ -28,7 +28,7 @@ def test_a_gpu_that_was_only_out_of_sight_was_not_reset(reason: DownReason, joul
     assert len(story.resets) == resets
 
 
-def test_an_energy_counter_that_is_not_read_at_once_is_awaited() -> None:
+def test_delayed_energy_reading_is_awaited_before_a_reset() -> None:
     for readings, resets in (((0, 0, 1_000_900), 0), ((0, 300), 1), ((0, 0), 0), ((0,) * 8, 1)):
         story = Story()
         story.until_sampling(1_000_000, 100)
@@ -40,7 +40,7 @@ def test_an_energy_counter_that_is_not_read_at_once_is_awaited() -> None:
         assert len(story.resets) == resets, readings
 
 
-def test_a_driver_that_tells_another_version_without_a_reload_is_no_reset() -> None:
+def test_changed_driver_version_without_reload_is_no_reset() -> None:
     for joules, resets in ((1_000_500.0, 0), (300.0, 1)):
         story = Story()
         story.until_sampling(1_000_000, 100)
@@ -50,7 +50,7 @@ def test_a_driver_that_tells_another_version_without_a_reload_is_no_reset() -> N
 
 
 @pytest.mark.parametrize("joules", [300.0, 0.0])
-def test_a_process_restarted_before_the_survey_saw_the_driver_is_kept(joules: float) -> None:
+def test_process_restarted_before_a_driver_survey_counts_one_reset(joules: float) -> None:
     """Else one reload would be two resets, and the second would end the alert about an Xid in between."""
     story = Story()
     story.step()
@@ -69,7 +69,7 @@ def test_a_process_restarted_before_the_survey_saw_the_driver_is_kept(joules: fl
     assert len(story.resets) == 1
 
 
-def test_a_small_energy_counter_disproves_nothing() -> None:
+def test_small_energy_counter_does_not_rule_out_a_reset() -> None:
     story = Story()
     story.until_sampling(1000, 100)
     story.hear(Failed("no_driver", "x"))
@@ -78,7 +78,7 @@ def test_a_small_energy_counter_disproves_nothing() -> None:
 
 
 @pytest.mark.parametrize("release", [False, True])
-def test_a_gpu_that_was_lost_or_released_was_reset_whatever_its_energy(release: bool) -> None:
+def test_lost_or_released_gpu_counts_as_reset_regardless_of_energy(release: bool) -> None:
     story = Story()
     story.until_sampling(1_000_000, 100)
     down_s = story.now
@@ -93,7 +93,7 @@ def test_a_gpu_that_was_lost_or_released_was_reset_whatever_its_energy(release: 
     assert story.resets == [pytest.approx(down_s)]
 
 
-def test_a_release_that_failed_does_not_hide_that_the_gpu_was_lost() -> None:
+def test_failed_release_does_not_hide_the_reset_of_a_lost_gpu() -> None:
     story = Story()
     story.until_sampling()
     story.hear(Failed("lost", "x"))
@@ -112,7 +112,7 @@ def test_a_hang_alone_is_no_reset() -> None:
     assert story.resets == []
 
 
-def test_a_reset_is_dated_by_what_the_gpu_has_used_since() -> None:
+def test_reset_time_is_derived_from_the_energy_counter() -> None:
     """An error of the job that used it before the exporter did is not repaired."""
     story = Story()
     story.until_sampling(1_000_000, 400)
@@ -134,7 +134,7 @@ def test_a_reset_is_dated_by_what_the_gpu_has_used_since() -> None:
     assert story.resets[1:] == [pytest.approx(lost_s)]
 
 
-def test_a_gpu_that_was_moved_while_the_exporter_ran_was_reset() -> None:
+def test_gpu_moved_while_sampled_counts_as_reset() -> None:
     for was_read, resets in ((True, 1), (False, 0)):
         old, new = Story(), Story()
         old.slot.remember(IDENTITY, None)
@@ -169,7 +169,7 @@ def test_a_smaller_energy_counter_of_a_new_process_is_a_reset() -> None:
     assert len(story.resets) == 2
 
 
-def test_a_reset_while_no_exporter_ran_is_seen_in_the_energy() -> None:
+def test_energy_counter_reveals_a_reset_while_the_exporter_was_down() -> None:
     story = Story()
     story.slot.remember(IDENTITY, EnergyMeter(900.0, "boot", story.now - 60))
     story.until_sampling()
@@ -177,7 +177,7 @@ def test_a_reset_while_no_exporter_ran_is_seen_in_the_energy() -> None:
     assert len(story.resets) == 1
 
 
-def test_another_gpu_than_the_last_exporter_knew_was_not_reset() -> None:
+def test_replacement_gpu_does_not_count_as_reset() -> None:
     story = Story()
     story.slot.remember(IDENTITY, EnergyMeter(900.0, "boot", story.now - 60))
     other = GpuIdentity("GPU-1", index=0, model="Test GPU", pci_bus_id=BUS_ID)
@@ -186,7 +186,7 @@ def test_another_gpu_than_the_last_exporter_knew_was_not_reset() -> None:
     assert story.resets == []
 
 
-def test_a_release_that_failed_is_no_reset() -> None:
+def test_failed_release_is_no_reset() -> None:
     story = Story()
     story.until_sampling(1_000_000, 100)
     story.slot.release(story.now, 60)

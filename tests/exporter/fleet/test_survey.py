@@ -62,16 +62,16 @@ class Probes:
         ("GPU-ABC", "gpu-abc"),
     ],
 )
-def test_pci_addresses_are_written_one_way(address: str, written: str) -> None:
+def test_pci_addresses_are_normalized(address: str, written: str) -> None:
     assert pci.bus_id(address) == written
 
 
-def test_a_machine_without_sysfs_shows_nothing(tmp_path: Path) -> None:
+def test_machine_without_sysfs_has_no_pci_devices(tmp_path: Path) -> None:
     assert pci.scan(tmp_path / "nowhere") == ()
     assert pci.addresses(tmp_path / "nowhere") == ()
 
 
-def test_pci_devices_that_vanish_or_talk_nonsense_are_passed_over(tmp_path: Path) -> None:
+def test_vanished_or_invalid_pci_devices_are_skipped(tmp_path: Path) -> None:
     for name, vendor, kind in (("0000:01:00.0", b"0x10de", b"0x030000"), ("0000:02:00.0", b"\xff\xfe", b""), ("junk", b"", b"")):
         (tmp_path / "devices" / name).mkdir(parents=True)
         (tmp_path / "devices" / name / "vendor").write_bytes(vendor)
@@ -81,7 +81,7 @@ def test_pci_devices_that_vanish_or_talk_nonsense_are_passed_over(tmp_path: Path
     assert pci.scan(tmp_path) == (pci.PciDevice("00000000:01:00.0", "gpu", None),)
 
 
-def test_no_gpu_on_a_bus_that_nobody_shows_is_no_count(tmp_path: Path) -> None:
+def test_pci_count_is_unknown_without_driver_count_or_pci_devices(tmp_path: Path) -> None:
     fresh, survey = (GpuSurvey(cast("Children", Probes()), pci_root=tmp_path, timeouts=FleetTimeouts()) for _ in range(2))
     assert fresh.pci_count is None
     survey.count = 0
@@ -92,7 +92,7 @@ def test_no_gpu_on_a_bus_that_nobody_shows_is_no_count(tmp_path: Path) -> None:
     assert survey.pci_count == 1
 
 
-def test_a_gpu_skipped_by_a_listing_is_not_missing_during_the_next_one(tmp_path: Path) -> None:
+def test_gpu_skipped_by_a_listing_is_not_missing_in_the_next(tmp_path: Path) -> None:
     """Else a GPU that had hung would count as reset, and its Xid alerts would end."""
     children = Probes()
     survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts(survey_s=1.0))
@@ -118,7 +118,7 @@ def test_a_gpu_skipped_by_a_listing_is_not_missing_during_the_next_one(tmp_path:
     children.close()
 
 
-def test_a_listing_skips_each_of_several_gpus_that_hang(tmp_path: Path) -> None:
+def test_listing_skips_every_hung_gpu(tmp_path: Path) -> None:
     children = Probes()
     survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts())
     now = time.monotonic()
@@ -143,7 +143,7 @@ def test_a_listing_skips_each_of_several_gpus_that_hang(tmp_path: Path) -> None:
     children.close()
 
 
-def test_a_probe_that_is_ended_for_a_release_is_no_failure(tmp_path: Path) -> None:
+def test_probe_killed_for_a_release_is_no_failure(tmp_path: Path) -> None:
     children = Probes()
     survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts())
     survey.step(1.0, skip=frozenset(), paused=False)
@@ -158,7 +158,7 @@ def test_a_probe_that_is_ended_for_a_release_is_no_failure(tmp_path: Path) -> No
     children.close()
 
 
-def test_a_driver_that_does_not_tell_its_version_once_was_not_exchanged(tmp_path: Path) -> None:
+def test_temporarily_unknown_driver_version_is_no_driver_change(tmp_path: Path) -> None:
     """Else all GPUs would count as reset."""
     children = Probes()
     survey = GpuSurvey(cast(Children, children), pci_root=tmp_path, timeouts=FleetTimeouts(survey_s=1.0))
@@ -224,7 +224,7 @@ def probed(nvml: Nvml) -> list[Any]:
 
 
 @pytest.mark.parametrize("count", [2**32 - 1, 2**31, 100_000])
-def test_a_number_of_gpus_that_cannot_be_is_a_failure_of_the_driver(count: int) -> None:
+def test_impossible_gpu_count_is_a_driver_failure(count: int) -> None:
     (failed,) = probed(Nvml(nvmlDeviceGetCount=count))
 
     assert isinstance(failed, Failed)
@@ -234,14 +234,14 @@ def test_a_number_of_gpus_that_cannot_be_is_a_failure_of_the_driver(count: int) 
 
 
 @pytest.mark.parametrize("address", [b"\xff" * 13, "FFFFFFFF:FF:1F.7", b"", "nonsense"])
-def test_a_gpu_with_an_address_that_cannot_be_has_none(address: bytes | str) -> None:
+def test_gpu_with_an_invalid_pci_address_has_no_address(address: bytes | str) -> None:
     _, *listed, completed = probed(Nvml(nvmlDeviceGetPciInfo=SimpleNamespace(busId=address)))
 
     assert listed == [Listed(0, ""), Listed(1, "")]
     assert completed == Done()
 
 
-def test_versions_that_cannot_be_are_unknown() -> None:
+def test_invalid_versions_are_unknown() -> None:
     undecodable = UnicodeDecodeError("utf-8", b"\xff", 0, 1, "invalid start byte")
     nvml = Nvml(
         nvmlSystemGetDriverVersion=undecodable, nvmlSystemGetNVMLVersion="\x7f\x01", nvmlSystemGetCudaDriverVersion=2**32 - 1
@@ -252,7 +252,7 @@ def test_versions_that_cannot_be_are_unknown() -> None:
     assert result == DriverFound(Driver("", "", ""), 2)
 
 
-def test_a_probe_that_meets_a_defect_says_in_which_call() -> None:
+def test_probe_failure_names_the_call() -> None:
     (failed,) = probed(Nvml(nvmlDeviceGetCount=TypeError("no integer")))
 
     assert isinstance(failed, Failed)

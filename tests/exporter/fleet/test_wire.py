@@ -38,7 +38,7 @@ LOST = SourceError("lost", "fell off the bus")
 LOST.xids = (XID,)
 
 
-def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
+def test_process_counters_continue_after_a_restart() -> None:
     assert all(BY_NAME[name].type == "counter" for name in ADDED_UP_BY_PROCESS)
     of_instances = {row.name for row in CATALOGUE if row.name.startswith("gpu_mig_") and row.type == "counter"}
     of_gpus = {name for name in GpmTopic.metrics if BY_NAME[name].type == "counter"}
@@ -58,7 +58,7 @@ def test_counters_that_a_process_adds_up_continue_in_the_next_process() -> None:
     assert published(Reading(BUSY, 1.0), Reading(BUSY, 1.0, uuid="MIG-1")) == [14.0, 3.0]
 
 
-def test_counters_of_the_driver_are_left_as_they_are() -> None:
+def test_driver_counters_are_published_unchanged() -> None:
     counters = MonotonicCounters()
     counters.new_process()
     counters.apply((Reading("gpu_energy_joules_total", 500.0), Reading("gpu_pcie_transmit_bytes_total", 500.0)))
@@ -70,7 +70,7 @@ def test_counters_of_the_driver_are_left_as_they_are() -> None:
     assert [reading.value for reading in after] == [5.0, 600.0]
 
 
-def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
+def test_call_counts_as_hung_only_at_the_second_check() -> None:
     child, theirs, board = connected_child()
     board.mark("nvmlInit")
     board.mark("nvmlDeviceGetPowerUsage" + "x" * 200)
@@ -97,7 +97,7 @@ def test_only_the_second_look_at_the_same_call_makes_it_a_hang() -> None:
 
 
 @pytest.mark.parametrize("nonsense", [b"\xff\xff\xff\xff", b"\0\0\0\x03abc", b"\0\0\0\x01\x80"])
-def test_a_process_that_talks_nonsense_is_not_listened_to(nonsense: bytes) -> None:
+def test_invalid_frame_counts_as_a_closed_connection(nonsense: bytes) -> None:
     child, theirs, _ = connected_child()
     theirs.sendall(nonsense)
 
@@ -138,7 +138,7 @@ class SamplingGpu:
         (AttributeError("nvmlNothing"), Failed("nvml_error", "AttributeError: nvmlNothing")),
     ],
 )
-def test_what_a_worker_says_arrives_whole_and_its_last_word_is_why(error: Exception, last_word: Failed) -> None:
+def test_worker_messages_arrive_complete_and_end_with_the_failure(error: Exception, last_word: Failed) -> None:
     ours, theirs = socket.socketpair()
     fd = new_board()
     gpu = SamplingGpu(error, readings=20_000)  # more than a socket takes at once
@@ -180,7 +180,7 @@ class SlowGpu(SamplingGpu):
         return GpuSample(identity(0), time.time(), time.monotonic(), ())
 
 
-def test_after_a_slow_sample_a_worker_catches_up_on_none() -> None:
+def test_worker_skips_intervals_missed_by_a_slow_sample() -> None:
     ours, theirs = socket.socketpair()
     fd = new_board()
     gpu = SlowGpu()
@@ -193,7 +193,7 @@ def test_after_a_slow_sample_a_worker_catches_up_on_none() -> None:
     assert len(gpu.intervals) == len(set(gpu.intervals)) == 6
 
 
-def test_a_worker_closes_its_gpu_when_nobody_listens_any_more() -> None:
+def test_worker_closes_the_gpu_after_the_peer_disconnects() -> None:
     ours, theirs = socket.socketpair()
     fd = new_board()
     gpu = SamplingGpu(RuntimeError())
@@ -207,7 +207,7 @@ def test_a_worker_closes_its_gpu_when_nobody_listens_any_more() -> None:
     assert (gpu.samples, gpu.closed) == (1, True)
 
 
-def test_only_readings_that_differ_are_sent_and_all_of_them_arrive() -> None:
+def test_delta_encoding_sends_only_changed_readings() -> None:
     fan, clock = (("fan", "0"),), (("clock", "sm"),)
     passes = [
         (Reading("a", 1), Reading("b", 2, fan), Reading("c", 3)),
@@ -231,7 +231,7 @@ def test_only_readings_that_differ_are_sent_and_all_of_them_arrive() -> None:
     assert sizes == [3, 1, 2, 0, 2, 0]
 
 
-def test_frames_survive_any_cut() -> None:
+def test_frames_are_decoded_from_any_split() -> None:
     ours, theirs = socket.socketpair()
     send_frame(ours, Opened(identity(0)))
     send_frame(ours, Failed("lost", "é"))
@@ -244,7 +244,7 @@ def test_frames_survive_any_cut() -> None:
     assert messages == [Opened(identity(0)), Failed("lost", "é")]
 
 
-def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
+def test_empty_first_sample_of_a_new_process_clears_readings() -> None:
     # given readings of a process that has ended
     readings = (Reading("gpu_power_watts", 300.0),)
     gpu = identity(0)
@@ -260,7 +260,7 @@ def test_a_new_process_without_readings_takes_the_old_ones_away() -> None:
     assert apply_delta((), again.sample.readings, again.indexes) == readings
 
 
-def test_what_a_process_sent_before_its_end_is_read_after_it() -> None:
+def test_messages_sent_before_exit_are_read_after_exit() -> None:
     fds: list[int] = []
     nursery: Any = SimpleNamespace(request=lambda _message, *sent: fds.extend(map(os.dup, sent)))
     with selectors.DefaultSelector() as selector:

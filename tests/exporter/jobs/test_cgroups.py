@@ -76,7 +76,7 @@ def test_jobs_pods_and_containers_are_found_in_every_layout(text: str, identity:
 
 
 @given(st.text(alphabet=st.sampled_from("0123456789abcdef:/_.-podjslurmtei\n"), max_size=300))
-def test_any_text_has_some_place_or_none(text: str) -> None:
+def test_arbitrary_cgroup_text_is_parsed_without_error(text: str) -> None:
     identity = parse_cgroups(text)
 
     assert identity.job_id is None or identity.job_id.isdecimal()
@@ -96,10 +96,10 @@ def test_any_text_has_some_place_or_none(text: str) -> None:
         ({"RANKSCOPE_RUN_ID": "r" * 200}, Ranks()),
     ],
 )
-def test_ranks_and_runs_are_those_of_the_environment(environ: dict[str, str], ranks: Ranks) -> None:
+def test_ranks_and_runs_come_from_the_environment(environ: dict[str, str], ranks: Ranks) -> None:
     assert ranks_of(environ) == ranks
 
 
-def test_a_variable_that_was_cut_off_is_not_taken_for_a_shorter_one() -> None:
+def test_truncated_variable_is_ignored() -> None:
     assert variables(b"RANK=1\0=odd\0nothing\0RANK=2\0WORLD_SIZE=12") == {"RANK": "1", "": "odd"}
     assert variables(b"RANK=1") == {}

@@ -26,7 +26,7 @@ from rankscope.exporter.jobs.collector import JobsCollector
 from rankscope.exporter.jobs.party import SchedulerDevice
 
 
-def test_numbers_of_slurm_are_those_of_the_device_files(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_slurm_gpu_numbers_are_device_minor_numbers(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     proc.minors({"0000:1a:00.0": 1, "0000:1b:00.0": 0})
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
 
@@ -41,7 +41,7 @@ def test_numbers_of_slurm_are_those_of_the_device_files(node: Callable[..., Jobs
     assert labels_of(jobs.read(fleet(gpu(0), gpu(1))), gpu_uuid(1)) == ANN_7
 
 
-def test_a_driver_that_renumbers_its_gpus_moves_the_jobs(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_jobs_follow_renumbered_gpus(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     proc.minors({"0000:1a:00.0": 0, "0000:1b:00.0": 1})
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
     jobs = node()
@@ -73,7 +73,7 @@ def test_a_dropped_gpu_keeps_its_job_until_its_number_is_reused(
     assert labels_of(series, gpu_uuid(0)) is None
 
 
-def test_a_device_that_cannot_be_told_could_be_any(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
+def test_unidentified_device_makes_other_allocations_unknown(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0,9"})
 
     series = node().read(fleet(gpu(0), gpu(1)))
@@ -81,7 +81,7 @@ def test_a_device_that_cannot_be_told_could_be_any(node: Callable[..., JobsColle
     assert [facts_of(series, gpu_uuid(index)) for index in range(2)] == [(1, 0, 1), (None, 0, 0)]
 
 
-def test_a_device_that_cannot_be_identified_is_logged_once_for_each_job(
+def test_unidentified_device_is_logged_once_per_job(
     node: Callable[..., JobsCollector], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     jobs = node()
@@ -98,7 +98,7 @@ def test_a_device_that_cannot_be_identified_is_logged_once_for_each_job(
     assert [record.getMessage().split()[:2] for record in caplog.records] == [["job", job] for job in "787"]
 
 
-def test_mig_devices_have_holders_of_their_own(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_each_mig_device_has_a_separate_holder(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     slurm_folder(
         tmp_path / "jobs",
         job_7={"CUDA_VISIBLE_DEVICES": mig_uuid(0)},
@@ -122,7 +122,7 @@ def test_mig_devices_have_holders_of_their_own(node: Callable[..., JobsCollector
     assert [facts_of(series, mig_uuid(index)) for index in range(3)] == [(1, None, 1), (1, None, 1), (0, None, None)]
 
 
-def test_who_has_the_whole_has_its_parts(node: Callable[..., JobsCollector]) -> None:
+def test_holder_of_a_gpu_holds_the_mig_devices(node: Callable[..., JobsCollector]) -> None:
     pods = [pod("a", SchedulerDevice(uuid=gpu_uuid(0))), pod("b", SchedulerDevice(uuid=mig_uuid(1)))]
 
     series = node(*pods).read(fleet(gpu(0, migs=(mig(0, 1), mig(1, 2)))))
@@ -131,7 +131,7 @@ def test_who_has_the_whole_has_its_parts(node: Callable[..., JobsCollector]) -> 
     assert by_key == {gpu_uuid(0): "a", mig_uuid(0): "a", mig_uuid(1): "b"}
 
 
-def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_unknown(
+def test_gpu_number_on_a_mig_node_means_an_undivided_gpu_or_unknown(
     node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     # given a job with a whole GPU, and one whose device number may mean a MIG device
@@ -155,7 +155,7 @@ def test_where_a_gpu_is_divided_a_number_is_an_undivided_one_or_unknown(
     assert ("job 8" in record.message, "number 0" in record.message) == (True, True)
 
 
-def test_two_gpus_that_say_they_are_one_have_one_answer(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
+def test_duplicate_gpu_uuid_has_one_series(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
 
     series = node().read(fleet(gpu(0, up=False), gpu(0)))

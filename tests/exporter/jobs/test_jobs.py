@@ -40,7 +40,7 @@ from rankscope.exporter.spool.reading import SpoolSample
 from rankscope.exporter.spool.series import RankKey, SpoolFamily
 
 
-def test_held_and_used_held_only_used_only_and_free(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_allocated_used_and_free_gpus_are_distinguished(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0,1", "SLURM_JOB_ACCOUNT": "physics"})
     proc.process(10, cgroup=in_job(7), environ={"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "2", "RANKSCOPE_RUN_ID": "r1"})
     proc.process(11, uid=1001)
@@ -62,7 +62,7 @@ def test_held_and_used_held_only_used_only_and_free(node: Callable[..., JobsColl
     assert [jobs.job_at(gpu_uuid(index)) for index in range(5)] == ["7", "7", None, None, None]
 
 
-def test_jobs_whose_cgroups_have_sluids(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_jobs_are_identified_by_sluid_cgroups(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     sluids = {7: "s5K1KKYAYG5D00", 8: "s5K1KKYAYG5D01"}
     scope = "0::/system.slice/slurmstepd.scope"
     slurm_folder(
@@ -85,7 +85,7 @@ def test_jobs_whose_cgroups_have_sluids(node: Callable[..., JobsCollector], proc
     assert labels_of(series, gpu_uuid(1)) == {"user": "ann"}
 
 
-def test_without_the_prolog_a_sluid_cgroup_defers_to_the_environment(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_sluid_cgroup_without_prolog_uses_the_environment(node: Callable[..., JobsCollector], proc: Proc) -> None:
     cgroup = "0::/system.slice/slurmstepd.scope/s5K1KKYAYG5D00/step_0/user/task_0\n"
     proc.process(10, cgroup=cgroup, environ={"SLURM_JOB_ID": "7"})
     proc.process(11, cgroup=cgroup)
@@ -96,7 +96,7 @@ def test_without_the_prolog_a_sluid_cgroup_defers_to_the_environment(node: Calla
     assert labels_of(series, gpu_uuid(1)) == {"user": "ann"}
 
 
-def test_where_no_scheduler_can_be_asked_nothing_is_said_about_allocation(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_allocation_is_absent_without_a_scheduler(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10)
 
     series = node().read(fleet(gpu(0, pids=[10]), gpu(1), gpu(2, pids=None), gpu(3, up=False)))
@@ -109,7 +109,7 @@ def test_where_no_scheduler_can_be_asked_nothing_is_said_about_allocation(node: 
     ]
 
 
-def test_a_gpu_that_hangs_still_has_its_holder(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
+def test_hung_gpu_keeps_the_holder(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
 
     series = node().read(fleet(gpu(0, up=False), gpu(1)))
@@ -118,7 +118,7 @@ def test_a_gpu_that_hangs_still_has_its_holder(node: Callable[..., JobsCollector
     assert facts_of(series, gpu_uuid(0)) == (1, None, 1)
 
 
-def test_a_process_nobody_can_tell_about_is_not_nobodys(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
+def test_unidentifiable_process_leaves_the_job_count_unknown(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs")
     elsewhere = Proc(tmp_path / "container", first_namespace=False)
     elsewhere.process(10)  # a different process with pid 10
@@ -129,7 +129,7 @@ def test_a_process_nobody_can_tell_about_is_not_nobodys(node: Callable[..., Jobs
     assert facts_of(series, gpu_uuid(0)) == (0, 1, None)
 
 
-def test_what_is_private_is_not_shown(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_hidden_users_and_pods_are_not_published(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0", "SLURM_JOB_ACCOUNT": "physics"})
     proc.process(11, uid=1001)
     jobs = node(pod("secret", SchedulerDevice(uuid=gpu_uuid(1))), show_users=False, show_pods=False)
@@ -140,7 +140,7 @@ def test_what_is_private_is_not_shown(node: Callable[..., JobsCollector], proc: 
     assert not [value for sample in series for _, value in sample.labels if value in {"ann", "bob", "ml", "secret", "train"}]
 
 
-def test_ranks_of_the_spool(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
+def test_ranks_from_the_spool_are_added_to_the_labels(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
     labels = {"gpu_uuid": gpu_uuid(0), "host": "n", "local_rank": "1", "rank": "5", "run": "r", "slot": "1"}
     labels |= {"run_id": "r1", "world_size": "8"}
@@ -154,7 +154,7 @@ def test_ranks_of_the_spool(node: Callable[..., JobsCollector], tmp_path: Path) 
     assert labels_of(node(ranks=lambda: None).read(state), gpu_uuid(0)) == ANN_7
 
 
-def test_a_rank_with_its_recorder_off_is_on_its_gpu_all_the_same() -> None:
+def test_rank_with_a_disabled_recorder_stays_on_the_gpu() -> None:
     labels = {"run": "r", "slot": "0", "run_id": "r1"}
     ranks = {"0": "running", "1": "disabled", "2": "silent"}
     series = [Series("rank_info", 1, tuple({**labels, "rank": rank, "gpu_uuid": gpu_uuid(int(rank))}.items())) for rank in ranks]
@@ -164,7 +164,7 @@ def test_a_rank_with_its_recorder_off_is_on_its_gpu_all_the_same() -> None:
     assert [claim.silent for claims in claims_of(sample).values() for claim in claims] == [False, False, True]
 
 
-def test_a_source_that_hangs_or_fails_costs_what_it_alone_knows(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
+def test_failing_source_affects_only_the_facts_of_that_source(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     released = threading.Event()
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0"})
     jobs = node()
@@ -220,7 +220,7 @@ def _sharing(proc: Proc, folder: Path, node: Callable[..., JobsCollector]) -> tu
     return node(*pods), state, expected
 
 
-def test_what_is_shared_is_multiple_and_counted(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_shared_labels_are_multiple_and_jobs_are_counted(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     jobs, state, expected = _sharing(proc, tmp_path / "jobs", node)
 
     series = jobs.read(state)
@@ -286,7 +286,7 @@ def _text(series: Series) -> str:
 
 
 @pytest.mark.slow
-def test_the_real_exporter_tells_who_holds_and_who_uses_a_gpu(start_exporter: StartExporter, tmp_path: Path) -> None:
+def test_exporter_process_publishes_holder_and_user_of_a_gpu(start_exporter: StartExporter, tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_7={"SLURM_JOB_GPUS": "0", "SLURM_JOB_UID": str(os.getuid())})
     environ = {"RANK": "3", "LOCAL_RANK": "0", "WORLD_SIZE": "8", "SLURM_JOB_ID": "7"}
     with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE, env=environ) as user:

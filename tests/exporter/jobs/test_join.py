@@ -35,11 +35,11 @@ def _rank(rank: str, *, run_id: str | None = None) -> Ranks:
     return Ranks(rank=rank, local_rank=rank, world_size="8", run_id=run_id)
 
 
-def test_nobody() -> None:
+def test_idle_gpu_has_no_labels_and_no_jobs() -> None:
     assert _join() == ({}, 0)
 
 
-def test_a_job_that_holds_and_uses() -> None:
+def test_job_that_holds_and_uses_a_gpu_has_all_labels() -> None:
     use = GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3", run_id="r1"), environ_read=True)
 
     assert _join(JOB_7, uses=(use,)) == (
@@ -57,11 +57,11 @@ def test_a_job_that_holds_and_uses() -> None:
     )
 
 
-def test_a_job_that_holds_and_does_not_use() -> None:
+def test_idle_holder_has_only_job_labels() -> None:
     assert _join(JOB_7) == ({"job_id": "7", "user": "ann", "account": "physics", "partition": "a100"}, 1)
 
 
-def test_a_stray_process_is_counted_and_changes_nothing_of_the_holder() -> None:
+def test_stray_process_is_counted_and_keeps_the_holder_labels() -> None:
     own = GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
     stray = GpuUse(pid=2, uid=1001, ranks=_rank("0"), environ_read=True)
     alone, _ = _join(JOB_7, uses=(own,))
@@ -69,7 +69,7 @@ def test_a_stray_process_is_counted_and_changes_nothing_of_the_holder() -> None:
     assert _join(JOB_7, uses=(own, stray)) == (alone, 2)
 
 
-def test_jobs_that_share_by_mps_have_in_common_what_they_have_in_common() -> None:
+def test_jobs_sharing_by_mps_keep_only_common_labels() -> None:
     uses = (
         GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True),
         GpuUse(pid=2, uid=1001, job_id="8", ranks=_rank("0"), environ_read=True),
@@ -90,7 +90,7 @@ def test_jobs_that_share_by_mps_have_in_common_what_they_have_in_common() -> Non
     )
 
 
-def test_a_label_that_only_one_of_several_has_is_not_everybodys() -> None:
+def test_label_of_only_one_job_becomes_multiple() -> None:
     assert _join(JOB_7, PartyIdentity(job_id="8", uid=1001))[0] == {
         "job_id": "multiple",
         "user": "multiple",
@@ -99,13 +99,13 @@ def test_a_label_that_only_one_of_several_has_is_not_everybodys() -> None:
     }
 
 
-def test_time_slicing_among_pods_and_containers() -> None:
+def test_time_slicing_pods_and_containers_are_joined() -> None:
     assert _join(POD_A, POD_B) == ({"namespace_k8s": "ml", "pod_k8s": "multiple", "container_k8s": "train"}, 2)
     two_containers = (POD_A, PartyIdentity(namespace="ml", pod="a", container="eval"))
     assert _join(*two_containers) == ({"namespace_k8s": "ml", "pod_k8s": "a", "container_k8s": "multiple"}, 1)
 
 
-def test_a_pods_processes_are_its_own_although_only_the_kernel_has_its_uid() -> None:
+def test_pod_processes_are_matched_without_a_pod_uid_of_the_kubelet() -> None:
     own = GpuUse(pid=1, uid=0, pod_uid="u1", container_id="c1", ranks=_rank("2"), environ_read=True)
     other = GpuUse(pid=2, uid=0, pod_uid="u2", container_id="c2", ranks=_rank("2"), environ_read=True)
 
@@ -115,7 +115,7 @@ def test_a_pods_processes_are_its_own_although_only_the_kernel_has_its_uid() -> 
     assert _join(POD_A, POD_B, uses=(own,))[1] == 2
 
 
-def test_jobs_of_a_slurm_node_that_is_a_pod() -> None:
+def test_slurm_jobs_inside_a_pod_have_job_and_pod_labels() -> None:
     in_pod = GpuUse(pid=1, uid=0, pod_uid="u1", environ_read=True)
     by_id, by_sluid = replace(in_pod, job_id="5"), replace(in_pod, sluid="s5K1KKYAYG5D00", claimed_job_id="5")
 
@@ -126,7 +126,7 @@ def test_jobs_of_a_slurm_node_that_is_a_pod() -> None:
     assert "job_id" not in _join(POD_A, uses=(replace(in_pod, claimed_job_id="5"),))[0]
 
 
-def test_without_a_holder_the_user_is_named_but_not_by_a_containers_uid() -> None:
+def test_user_of_an_unallocated_gpu_is_named_outside_containers() -> None:
     assert _join(uses=(GpuUse(pid=1, uid=1000),)) == ({"user": "ann"}, 1)
     assert _join(uses=(GpuUse(pid=1, uid=1000), GpuUse(pid=2, uid=1001))) == ({"user": "multiple"}, 2)
     assert _join(uses=(GpuUse(pid=1, uid=1000, container_id="c1"),)) == ({}, 1)
@@ -136,7 +136,7 @@ def test_without_a_holder_the_user_is_named_but_not_by_a_containers_uid() -> Non
     )
 
 
-def test_a_job_number_in_an_environment_is_a_claim() -> None:
+def test_job_id_in_an_environment_does_not_replace_the_holder() -> None:
     use = GpuUse(pid=1, uid=1000, claimed_job_id="7", ranks=_rank("1"), environ_read=True)
     spoofed = GpuUse(pid=2, uid=1001, claimed_job_id="7", ranks=_rank("5"), environ_read=True)
     unknown = GpuUse(pid=3, uid=1001, claimed_job_id="99", environ_read=True)
@@ -149,11 +149,11 @@ def test_a_job_number_in_an_environment_is_a_claim() -> None:
     assert _join(JOB_7, uses=(unknown,))[1] == 2
 
 
-def test_an_unreadable_process_of_the_holder_is_the_holders() -> None:
+def test_unreadable_process_of_the_holders_user_counts_as_holder() -> None:
     assert _join(JOB_7, uses=(GpuUse(pid=1, uid=1000),))[1] == 1
 
 
-def test_the_spool_knows_better_than_a_process_that_has_all_devices_open() -> None:
+def test_spool_overrides_processes_that_open_all_devices() -> None:
     everybody = tuple(GpuUse(pid=rank, uid=1000, job_id="7", ranks=_rank(str(rank)), environ_read=True) for rank in range(8))
     assert _join(JOB_7, uses=everybody)[0]["rank"] == "multiple"
 
@@ -162,7 +162,7 @@ def test_the_spool_knows_better_than_a_process_that_has_all_devices_open() -> No
     assert (labels["rank"], labels["run_id"], parties) == ("0", "r1", 1)
 
 
-def test_what_another_user_leaves_in_the_spool_counts_for_nothing() -> None:
+def test_spool_files_of_another_user_are_ignored() -> None:
     use = GpuUse(pid=1, uid=1000, job_id="7", ranks=_rank("3"), environ_read=True)
     spoofed = Claim(1001, _rank("0", run_id="evil"))
 
@@ -171,7 +171,7 @@ def test_what_another_user_leaves_in_the_spool_counts_for_nothing() -> None:
     assert _join(JOB_7, claims=(Claim(1000, _rank("0", run_id="r1")),))[0]["run_id"] == "r1"
 
 
-def test_a_silent_rank_counts_only_where_nothing_else_can_be_asked() -> None:
+def test_silent_rank_is_used_only_without_another_source() -> None:
     silent = Claim(1000, _rank("3", run_id="old"), silent=True)
     unreadable, readable = GpuUse(pid=1, uid=1000, job_id="7"), GpuUse(pid=1, uid=1000, job_id="7", environ_read=True)
 
@@ -180,7 +180,7 @@ def test_a_silent_rank_counts_only_where_nothing_else_can_be_asked() -> None:
     assert "run_id" not in _join(JOB_7, claims=(silent,))[0]
 
 
-def test_where_processes_are_not_seen_the_spool_tells_who_is_there() -> None:
+def test_spool_identifies_users_of_invisible_processes() -> None:
     assert _join(claims=(Claim(1000, _rank("3", run_id="r1")),)) == (
         {"user": "ann", "rank": "3", "local_rank": "3", "world_size": "8", "run_id": "r1"},
         1,
@@ -243,7 +243,7 @@ def _fleets(draw: st.DrawFn) -> FleetState:
     st.lists(_USES | _NAMED_POD, max_size=4),
     st.dictionaries(st.sampled_from(_UUIDS), _CLAIMS),
 )
-def test_no_device_ever_has_two_answers(
+def test_every_device_has_at_most_one_series(
     states: list[FleetState], allocations: list[Allocation], uses: list[GpuUse], claims: dict[str, list[Claim]]
 ) -> None:
     with tempfile.TemporaryDirectory() as folder:

@@ -84,7 +84,7 @@ def _pod(pod: str, *devices: SchedulerDevice, container: str = "train", namespac
     return Allocation(PartyIdentity(namespace=namespace, pod=pod, container=container), devices)
 
 
-def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubelet: Kubelet) -> None:
+def test_container_devices_are_read_in_every_spelling(fake: FakeKubelet, kubelet: Kubelet) -> None:
     fake.says(
         pods=[
             ["ml", "whole", {"train": {"nvidia.com/gpu": [GPU, OTHER]}, "sidecar": {}}],
@@ -125,7 +125,7 @@ def test_containers_and_their_devices_in_all_spellings(fake: FakeKubelet, kubele
 
 
 @pytest.mark.slow
-def test_pods_that_share_a_gpu_are_on_the_page(fake: FakeKubelet, start_exporter: StartExporter, tmp_path: Path) -> None:
+def test_pods_sharing_a_gpu_are_published(fake: FakeKubelet, start_exporter: StartExporter, tmp_path: Path) -> None:
     gpu = {name: value for name, value in h100_state(0).items() if "process" not in name}
     driver = FakeDriver(tmp_path, build_library(), [gpu])
     slots = {pod: [f"{uuid_of(0)}::{slot}"] for slot, pod in enumerate("ab")}
@@ -149,7 +149,7 @@ def test_pods_that_share_a_gpu_are_on_the_page(fake: FakeKubelet, start_exporter
     assert exporter.values("rankscope_exporter_jobs_source_ok", source="kubelet") == [1]
 
 
-def test_nobody_holds_a_gpu_only_where_the_kubelet_gives_gpus_away(fake: FakeKubelet, kubelet: Kubelet) -> None:
+def test_kubelet_without_allocatable_gpus_reports_no_allocation(fake: FakeKubelet, kubelet: Kubelet) -> None:
     fake.says(allocatable={"intel.com/nic": ["eth0"]})
     assert kubelet.read() is None
 
@@ -157,13 +157,13 @@ def test_nobody_holds_a_gpu_only_where_the_kubelet_gives_gpus_away(fake: FakeKub
     assert kubelet.read() == ()
 
 
-def test_a_kubelet_too_old_to_say_what_it_gives_away_is_believed(fake: FakeKubelet, kubelet: Kubelet) -> None:
+def test_old_kubelet_without_allocatable_list_is_trusted(fake: FakeKubelet, kubelet: Kubelet) -> None:
     fake.says(allocatable=None)
 
     assert kubelet.read() == ()
 
 
-def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kubelet) -> None:
+def test_restarted_kubelet_is_reconnected(fake: FakeKubelet, kubelet: Kubelet) -> None:
     fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
     source = AllocationSource("kubelet", kubelet.read)
     first = source.read(0.0)
@@ -182,7 +182,7 @@ def test_a_kubelet_that_restarts_is_found_again(fake: FakeKubelet, kubelet: Kube
     assert (source.ok, source.is_valid) == (True, True)
 
 
-def test_a_socket_that_was_not_requested_is_believed_as_long_when_gone(fake: FakeKubelet) -> None:
+def test_answer_of_a_removed_default_socket_is_kept_for_a_limited_time(fake: FakeKubelet) -> None:
     fake.says(pods=[["ml", "a", {"train": {"nvidia.com/gpu": [GPU]}}]])
     kubelet = Kubelet(fake.socket, explicit=False)
     source = AllocationSource("kubelet", kubelet.read)
@@ -197,7 +197,7 @@ def test_a_socket_that_was_not_requested_is_believed_as_long_when_gone(fake: Fak
 @pytest.mark.parametrize(
     ("how", "reason"), [("hang", "deadline_exceeded"), ("garbage", "not a kubelet"), ("refuse", "resource_exhausted")]
 )
-def test_what_the_kubelet_does_wrong_is_said_in_one_line(
+def test_kubelet_failure_is_logged_once(
     fake: FakeKubelet,
     kubelet: Kubelet,
     caplog: pytest.LogCaptureFixture,
@@ -221,7 +221,7 @@ def test_what_the_kubelet_does_wrong_is_said_in_one_line(
     assert source.read(2.0) == ()
 
 
-def test_a_socket_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_or_invalid_socket_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubelet_module, "_TIMEOUT_S", 0.2)
     with tempfile.TemporaryDirectory(prefix="kubelet-") as folder, socket.socket(socket.AF_UNIX) as silent:
         silent.bind(f"{folder}/kubelet.sock")
@@ -233,13 +233,13 @@ def test_a_socket_where_nobody_answers(tmp_path: Path, monkeypatch: pytest.Monke
         Kubelet(tmp_path / "file", explicit=False).read()
 
 
-def test_without_a_kubelet_nothing_is_known_and_a_named_one_is_missed(tmp_path: Path) -> None:
+def test_missing_kubelet_is_an_error_only_if_configured(tmp_path: Path) -> None:
     assert Kubelet(tmp_path / "kubelet.sock", explicit=False).read() is None
     with pytest.raises(KubeletError, match="no such socket"):
         Kubelet(tmp_path / "kubelet.sock", explicit=True).read()
 
 
-def test_without_grpc_nothing_is_known_unless_it_is_asked_for(fake: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_grpc_is_an_error_only_if_the_kubelet_is_configured(fake: FakeKubelet, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubelet_module, "find_spec", lambda name: None)
 
     assert Kubelet(fake.socket, explicit=False).read() is None
@@ -248,7 +248,7 @@ def test_without_grpc_nothing_is_known_unless_it_is_asked_for(fake: FakeKubelet,
 
 
 @pytest.mark.parametrize("missing", ["grpc", "google", "google.protobuf"])
-def test_the_kubelet_is_left_alone_where_a_package_is_missing(missing: str, tmp_path: Path) -> None:
+def test_kubelet_is_skipped_if_a_package_is_missing(missing: str, tmp_path: Path) -> None:
     script = f"""
 import sys
 class Missing:

@@ -33,7 +33,7 @@ def _now(*pids: int) -> dict[int, float]:
     return dict.fromkeys(pids, time.monotonic())
 
 
-def test_a_real_process(sleeper: subprocess.Popen[bytes]) -> None:
+def test_live_process_is_read(sleeper: subprocess.Popen[bytes]) -> None:
     uses = ProcessTable().read(_now(sleeper.pid, 2**22 + 1))  # no process has the second pid
 
     assert list(uses) == [sleeper.pid]
@@ -42,7 +42,7 @@ def test_a_real_process(sleeper: subprocess.Popen[bytes]) -> None:
     assert use.ranks == Ranks(rank="3", local_rank="1", world_size="8", run_id="r1")
 
 
-def test_a_process_in_a_job_and_one_in_a_pod(proc: Proc) -> None:
+def test_processes_in_a_job_and_in_a_pod_are_identified(proc: Proc) -> None:
     proc.process(
         10, uid=1000, cgroup=in_job(7), environ={"RANK": "0", "SLURM_JOB_ACCOUNT": "physics", "SLURM_JOB_PARTITION": "a100"}
     )
@@ -56,7 +56,7 @@ def test_a_process_in_a_job_and_one_in_a_pod(proc: Proc) -> None:
     }
 
 
-def test_a_number_that_another_process_got_is_noticed(proc: Proc) -> None:
+def test_reused_pid_is_detected(proc: Proc) -> None:
     table = ProcessTable(proc.path)
     proc.process(10, uid=1000, start_ticks=100)
     assert table.read({10: 1000.0}, now_s=1000.0)[10].uid == 1000
@@ -72,7 +72,7 @@ def test_a_number_that_another_process_got_is_noticed(proc: Proc) -> None:
     assert table.read({10: 1003.0}, now_s=2.0**40) == {}
 
 
-def test_what_a_process_became_is_seen_after_a_while(proc: Proc) -> None:
+def test_changed_process_is_read_again_after_the_cache_expires(proc: Proc) -> None:
     table = ProcessTable(proc.path)
     proc.process(10, environ={"RANK": "0"})
     assert table.read({10: 1000.0}, now_s=1000.0)[10].ranks == Ranks(rank="0")
@@ -82,7 +82,7 @@ def test_what_a_process_became_is_seen_after_a_while(proc: Proc) -> None:
     assert table.read({10: 1060.0}, now_s=1060.0)[10].ranks == Ranks(rank="5")
 
 
-def test_a_broken_or_huge_process_costs_itself_only(proc: Proc) -> None:
+def test_malformed_process_files_do_not_hide_other_processes(proc: Proc) -> None:
     proc.process(10)
     (proc.process(11) / "status").write_text("Name:\tx\n")
     (proc.process(12) / "stat").write_text("12 (x) S 1\n")
@@ -98,7 +98,7 @@ def test_a_broken_or_huge_process_costs_itself_only(proc: Proc) -> None:
     assert not uses[15].environ_read
 
 
-def test_an_environment_that_cannot_be_read_is_known_as_unread(proc: Proc, tmp_path: Path, without_privilege: list[str]) -> None:
+def test_unreadable_environment_is_marked_unread(proc: Proc, tmp_path: Path, without_privilege: list[str]) -> None:
     folder = proc.process(10, uid=1000, cgroup=in_job(7), environ={"RANK": "1"})
     (folder / "environ").chmod(0)
     script = (
@@ -132,7 +132,7 @@ def stuck(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[set[str], list[str]
     released.set()
 
 
-def test_a_process_stuck_in_the_kernel_hides_nobody_else(proc: Proc, stuck: tuple[set[str], list[str]]) -> None:
+def test_process_stuck_in_the_kernel_hides_no_other_process(proc: Proc, stuck: tuple[set[str], list[str]]) -> None:
     pids, asked = stuck
     pids.add("10")
     proc.process(10, uid=1000, cgroup=in_job(7))
@@ -154,13 +154,13 @@ def test_many_stuck_processes_leave_no_descriptors_behind(proc: Proc, stuck: tup
     assert len(list(Path("/proc/self/fd").iterdir())) <= before + 4
 
 
-def test_process_numbers_are_believed_in_the_first_namespace_only(tmp_path: Path) -> None:
+def test_pids_are_trusted_only_in_the_initial_pid_namespace(tmp_path: Path) -> None:
     assert ProcessTable(Proc(tmp_path / "node").path).sees_all()
     assert not ProcessTable(Proc(tmp_path / "container", first_namespace=False).path).sees_all()
     assert not ProcessTable(tmp_path / "nothing").sees_all()
 
 
-def test_calls_that_do_not_come_back_are_few() -> None:
+def test_number_of_hung_calls_is_bounded() -> None:
     released, begun = threading.Event(), []
     calls = BoundedCalls(0.01, max_stuck=2)
 
@@ -187,7 +187,7 @@ def test_calls_that_do_not_come_back_are_few() -> None:
         BoundedCalls(30).call(lambda: 1 // 0)
 
 
-def test_a_process_with_no_thread_for_its_environment_has_its_other_files(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_is_read_without_a_thread_for_the_environment(proc: Proc, monkeypatch: pytest.MonkeyPatch) -> None:
     proc.process(10, uid=1000, cgroup=in_job(7), environ={"RANK": "1"})
 
     def no_thread(_thread: threading.Thread) -> None:

@@ -44,7 +44,7 @@ def _read(folder: Path) -> SlurmFolder:
     return SlurmFolder(folder, explicit=False)
 
 
-def test_a_job_is_there_from_prolog_to_epilog(script: RunScript, tmp_path: Path) -> None:
+def test_job_is_listed_from_prolog_to_epilog(script: RunScript, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "jobs"
     assert _read(folder).read() is None
 
@@ -63,7 +63,7 @@ def test_a_job_is_there_from_prolog_to_epilog(script: RunScript, tmp_path: Path)
     assert [path.name for path in folder.iterdir()] == [".slurm"]
 
 
-def test_jobs_of_all_kinds_side_by_side(script: RunScript, tmp_path: Path) -> None:
+def test_all_kinds_of_jobs_are_read_together(script: RunScript, tmp_path: Path) -> None:
     folder = tmp_path / "run" / "jobs"
     # given a task of an array, the two parts of a heterogeneous job, sharing by MPS, MIG, and a job without GPUs
     script("prolog", SLURM_JOB_ID="20", SLURM_ARRAY_JOB_ID="18", SLURM_ARRAY_TASK_ID="2", SLURM_JOB_GPUS="1", **ANN)
@@ -85,7 +85,7 @@ def test_jobs_of_all_kinds_side_by_side(script: RunScript, tmp_path: Path) -> No
     }
 
 
-def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(script: RunScript, tmp_path: Path) -> None:
+def test_prolog_records_the_sluid(script: RunScript, tmp_path: Path) -> None:
     script("prolog", SLURM_JOB_ID="7", SLURM_JOB_SLUID="s5K1KKYAYG5D00", SLURM_JOB_GPUS="0")
 
     (allocation,) = _read(tmp_path / "run" / "jobs").read() or ()
@@ -97,13 +97,13 @@ def test_the_prolog_keeps_the_unique_id_of_the_jobs_run(script: RunScript, tmp_p
     "variables",
     [{}, {"SLURM_JOB_ID": ""}, {"SLURM_JOB_ID": "../../etc/passwd"}, {"SLURM_JOB_ID": "7 8"}, {"SLURM_JOB_ID": "7\n8"}],
 )
-def test_without_a_job_nothing_is_written(script: RunScript, variables: dict[str, str], tmp_path: Path) -> None:
+def test_scripts_write_nothing_without_a_job(script: RunScript, variables: dict[str, str], tmp_path: Path) -> None:
     for name in ("prolog", "epilog"):
         assert script(name, **variables).returncode == 0
     assert list(tmp_path.iterdir()) == []
 
 
-def test_no_job_fails_because_of_the_scripts(script: RunScript, tmp_path: Path) -> None:
+def test_scripts_always_exit_with_status_0(script: RunScript, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     (tmp_path / "folder").mkdir()
     (tmp_path / "folder" / "job-7").mkdir()  # a folder in place of the file: mv would move into it
@@ -112,7 +112,7 @@ def test_no_job_fails_because_of_the_scripts(script: RunScript, tmp_path: Path) 
             assert script(name, folder=folder, SLURM_JOB_ID="7", SLURM_JOB_GPUS="0").returncode == 0
 
 
-def test_a_value_with_line_breaks_writes_no_other_line(script: RunScript, tmp_path: Path) -> None:
+def test_value_with_line_breaks_injects_no_line(script: RunScript, tmp_path: Path) -> None:
     script(
         "prolog", SLURM_JOB_ID="7", SLURM_JOB_ACCOUNT="a\nSLURM_JOB_USER=root", SLURM_JOB_PARTITION='p"=\\', SLURM_JOB_GPUS="0"
     )
@@ -122,19 +122,19 @@ def test_a_value_with_line_breaks_writes_no_other_line(script: RunScript, tmp_pa
     assert allocation.identity == PartyIdentity(job_id="7")
 
 
-def test_a_file_of_another_boot_speaks_of_nobody(tmp_path: Path) -> None:
+def test_file_of_another_boot_is_ignored(tmp_path: Path) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_7={"BOOT_ID": "0000", "SLURM_JOB_GPUS": "0"}, job_8={"SLURM_JOB_GPUS": "1"})
 
     assert [allocation.identity.job_id for allocation in _read(folder).read() or ()] == ["8"]
 
 
-def test_a_folder_where_no_prolog_ever_ran_is_not_a_word_of_slurm(tmp_path: Path) -> None:
+def test_folder_without_a_prolog_run_is_no_slurm_source(tmp_path: Path) -> None:
     (tmp_path / "jobs").mkdir(mode=0o755)
 
     assert _read(tmp_path / "jobs").read() is None
 
 
-def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
+def test_only_regular_files_of_the_folder_owner_are_read(tmp_path: Path) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"})
     (tmp_path / "elsewhere").write_text("SLURM_JOB_ID=2\nSLURM_JOB_GPUS=0\n")
     (folder / "job-2").symlink_to(tmp_path / "elsewhere")
@@ -150,7 +150,7 @@ def test_only_files_of_the_folders_owner_count(tmp_path: Path) -> None:
     assert [allocation.identity.job_id for allocation in _read(folder).read() or ()] == ["1"]
 
 
-def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_hides_no_job_and_frees_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={"SLURM_JOB_GPUS": "0"}, job_2={"SLURM_JOB_GPUS": "1"})
 
     def unreadable(name: str, folder_fd: int, max_bytes: int) -> Any:
@@ -166,7 +166,7 @@ def test_an_unreadable_file_hides_no_other_job_and_leaves_no_gpu_free(tmp_path: 
     }
 
 
-def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
+def test_folder_writable_by_other_users_is_refused(tmp_path: Path) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={})
     folder.chmod(0o777)
 
@@ -175,7 +175,7 @@ def test_a_folder_that_others_can_write_is_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can give a folder away")
-def test_a_folder_of_somebody_else_is_trusted_when_it_was_named(tmp_path: Path) -> None:
+def test_folder_of_another_user_is_trusted_only_if_configured(tmp_path: Path) -> None:
     folder = slurm_folder(tmp_path / "jobs", job_1={})
     for path in (folder, folder / "job-1"):
         os.chown(path, 4242, 4242)
@@ -185,7 +185,7 @@ def test_a_folder_of_somebody_else_is_trusted_when_it_was_named(tmp_path: Path) 
     assert len(SlurmFolder(folder, explicit=True).read() or ()) == 1
 
 
-def test_a_link_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
+def test_symlink_to_the_folder_is_refused(tmp_path: Path) -> None:
     slurm_folder(tmp_path / "jobs", job_1={})
     (tmp_path / "link").symlink_to(tmp_path / "jobs")
 
@@ -205,7 +205,7 @@ def test_a_link_instead_of_the_folder_is_refused(tmp_path: Path) -> None:
         ("card0", [SchedulerDevice()]),
     ],
 )
-def test_devices_are_named_in_many_ways(text: str, devices: list[SchedulerDevice]) -> None:
+def test_device_lists_are_parsed_in_every_notation(text: str, devices: list[SchedulerDevice]) -> None:
     assert devices_of(text) == tuple(devices)
 
 
@@ -245,7 +245,7 @@ def real_slurm(require_program: Callable[[str], str], free_port: Callable[[], in
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.skipif(os.getuid() != 0, reason="slurmd runs as root, as the prolog does")
-def test_a_gpus_job_is_known_before_its_first_process_and_until_its_end(
+def test_job_of_a_gpu_is_published_from_allocation_to_end(
     real_slurm: JobNode, start_exporter: StartExporter, tmp_path: Path
 ) -> None:
     states = [{name: value for name, value in h100_state(index).items() if "process" not in name} for index in range(GPUS)]

@@ -81,7 +81,7 @@ def node(node: Callable[..., JobsCollector], pod_logs: Path) -> Callable[..., Jo
     return functools.partial(node, pod_names=PodNames(pod_logs))
 
 
-def test_pods_of_a_time_sliced_gpu_have_their_memory_and_share(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_pods_of_a_time_sliced_gpu_have_memory_and_sm_share(node: Callable[..., JobsCollector], proc: Proc) -> None:
     for pid, name in {10: "a", 11: "a", 12: "b"}.items():
         proc.process(pid, uid=0, cgroup=in_pod(name))
 
@@ -108,19 +108,19 @@ def test_a_pod_with_the_gpu_in_several_containers_is_one_tenant(node: Callable[.
     assert containers == {None, "train"}
 
 
-def test_pods_on_an_idle_shared_gpu_use_none_of_its_sms(node: Callable[..., JobsCollector]) -> None:
+def test_pods_on_an_idle_shared_gpu_have_zero_usage(node: Callable[..., JobsCollector]) -> None:
     series = node(*held("a", "b")).read(fleet(gpu(0, pids=[])))
 
     assert tenants(series) == {"a": (0, 0), "b": (0, 0)}
 
 
-def test_pods_stay_named_while_their_gpu_does_not_answer(node: Callable[..., JobsCollector]) -> None:
+def test_pods_stay_listed_while_the_gpu_is_down(node: Callable[..., JobsCollector]) -> None:
     series = node(*held("a", "b")).read(fleet(gpu(0, up=False)))
 
     assert tenants(series) == {"a": (None, None), "b": (None, None)}
 
 
-def test_a_gpu_with_one_tenant_has_no_series_of_tenants(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_gpu_with_one_tenant_has_no_tenant_series(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, cgroup=in_pod("a"))
     jobs = node(*held("a"))
 
@@ -130,7 +130,7 @@ def test_a_gpu_with_one_tenant_has_no_series_of_tenants(node: Callable[..., Jobs
     assert (labels_of(series, gpu_uuid(0)) or {})["pod_k8s"] == "a"
 
 
-def test_what_the_driver_hides_is_left_out(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_values_hidden_by_the_driver_are_absent(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, cgroup=in_pod("a"))
     proc.process(11, cgroup=in_pod("b"))
 
@@ -139,9 +139,7 @@ def test_what_the_driver_hides_is_left_out(node: Callable[..., JobsCollector], p
     assert tenants(series) == {"a": (None, 0.5), "b": (2, None)}
 
 
-def test_without_the_names_of_pods_their_holders_are_named_without_values(
-    node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path
-) -> None:
+def test_holders_without_pod_names_have_no_values(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     proc.process(10, cgroup=in_pod("a"))
     proc.process(11, cgroup=in_pod("b"))
     jobs = node(*held("a", "b"), pod_names=PodNames(tmp_path / "none"))
@@ -152,9 +150,7 @@ def test_without_the_names_of_pods_their_holders_are_named_without_values(
     assert value_of(series, "gpu_jobs", gpu_uuid(0)) == 2
 
 
-def test_processes_that_cannot_be_seen_leave_the_values_of_all_unknown(
-    node: Callable[..., JobsCollector], tmp_path: Path
-) -> None:
+def test_invisible_processes_leave_tenant_values_unknown(node: Callable[..., JobsCollector], tmp_path: Path) -> None:
     elsewhere = Proc(tmp_path / "container", first_namespace=False)
 
     series = node(*held("a", "b"), proc=elsewhere.path).read(fleet(gpu(0, pids=[process(10), process(11)])))
@@ -162,7 +158,7 @@ def test_processes_that_cannot_be_seen_leave_the_values_of_all_unknown(
     assert tenants(series) == {"a": (None, None), "b": (None, None)}
 
 
-def test_a_pod_without_the_kubelets_word_is_named_by_its_processes(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_pod_is_named_by_processes_without_the_kubelet(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, cgroup=in_pod("a"))
     proc.process(11, cgroup=in_pod("b"))
 
@@ -172,7 +168,7 @@ def test_a_pod_without_the_kubelets_word_is_named_by_its_processes(node: Callabl
     assert labels_of(series, gpu_uuid(1)) == {"namespace_k8s": "ml", "pod_k8s": "a"}
 
 
-def test_a_pod_beside_the_holder_is_a_tenant_and_gives_it_no_rank(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_pod_beside_the_holder_is_a_tenant_and_adds_no_rank(node: Callable[..., JobsCollector], proc: Proc) -> None:
     proc.process(10, cgroup=in_pod("a"), environ={"RANK": "3"})
     proc.process(11, cgroup=in_pod("b"), environ={"RANK": "7"})
 
@@ -183,7 +179,7 @@ def test_a_pod_beside_the_holder_is_a_tenant_and_gives_it_no_rank(node: Callable
     assert (labels["pod_k8s"], labels["rank"]) == ("a", "3")
 
 
-def test_jobs_of_slurm_and_users_that_share_a_gpu(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
+def test_slurm_jobs_and_users_sharing_a_gpu_are_tenants(node: Callable[..., JobsCollector], proc: Proc, tmp_path: Path) -> None:
     # two shards of a GPU, and a process outside of all jobs
     slurm_folder(
         tmp_path / "jobs",
@@ -202,7 +198,7 @@ def test_jobs_of_slurm_and_users_that_share_a_gpu(node: Callable[..., JobsCollec
     assert sorted(memory.values()) == [1, 2, 4]
 
 
-def test_mig_devices_have_their_own_tenants(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_each_mig_device_has_separate_tenants(node: Callable[..., JobsCollector], proc: Proc) -> None:
     migs = (mig(1, 1), mig(2, 2))
     pods = [*held("a", "b", device=SchedulerDevice(uuid=mig_uuid(1))), *held("c", device=SchedulerDevice(uuid=mig_uuid(2)))]
     for pid, name in {10: "a", 11: "b", 12: "c"}.items():
@@ -215,7 +211,7 @@ def test_mig_devices_have_their_own_tenants(node: Callable[..., JobsCollector], 
     assert tenants(series, uuid=mig_uuid(2)) == tenants(series) == {}
 
 
-def test_tenants_are_bounded_and_those_with_the_most_memory_stay(node: Callable[..., JobsCollector], proc: Proc) -> None:
+def test_tenants_are_limited_to_those_with_the_most_memory(node: Callable[..., JobsCollector], proc: Proc) -> None:
     many = range(MAX_TENANTS + 40)
     for number in many:
         proc.process(100 + number, uid=2000 + number)
@@ -248,7 +244,7 @@ def test_hidden_tenants_have_no_series(
     assert {name: {sample[name] for sample in shown if name in sample} for name in remaining} == remaining
 
 
-def test_a_folder_of_pods_that_others_can_write_to_names_nothing(pod_logs: Path, tmp_path: Path) -> None:
+def test_untrusted_pod_log_folder_is_ignored(pod_logs: Path, tmp_path: Path) -> None:
     uids = set(UIDS.values())
     assert PodNames(pod_logs).names(uids) == {uid: ("ml", name) for name, uid in UIDS.items()}
 
@@ -262,7 +258,7 @@ def test_a_folder_of_pods_that_others_can_write_to_names_nothing(pod_logs: Path,
         assert PodNames(pod_logs).names(uids) == {}
 
 
-def test_a_pod_that_begins_later_is_named(pod_logs: Path) -> None:
+def test_pod_started_later_is_named(pod_logs: Path) -> None:
     names = PodNames(pod_logs)
     uid = "a" * 32  # a static pod has a hash
     assert names.names([uid]) == {}

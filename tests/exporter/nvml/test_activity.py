@@ -35,7 +35,7 @@ def one_pass(gpu_process: AskedGpu, parts: int = 1) -> None:
 
 
 @pytest.mark.slow
-def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDriver) -> None:
+def test_activity_counters_integrate_every_interval(fake: FakeDriver) -> None:
     fake.change(0, {"gpm.1": 100, "gpm.2": 40, "gpm.5": 25, "gpm.10": 0})
     with opened(fake, 0, GPM) as gpu_process:
         for _ in range(2):
@@ -52,7 +52,7 @@ def test_integrals_are_what_the_driver_measured_over_all_intervals(fake: FakeDri
     assert sample.value("gpu_dram_active_seconds_total") == 0
 
 
-def test_every_interval_begins_where_the_last_ended(fake: FakeDriver) -> None:
+def test_intervals_are_adjacent(fake: FakeDriver) -> None:
     with opened(fake, 0, GPM) as gpu_process:
         gpu_process.sample()
         for _ in range(3):
@@ -65,14 +65,14 @@ def test_every_interval_begins_where_the_last_ended(fake: FakeDriver) -> None:
     assert TOO_CLOSE not in counts
 
 
-def test_the_first_sample_has_activity_already(fake: FakeDriver) -> None:
+def test_first_sample_has_activity(fake: FakeDriver) -> None:
     with opened(fake, 0, GPM) as gpu_process:
         sample = gpu_process.sample()
 
     assert sample.value("gpu_graphics_active_ratio") == 0.98
 
 
-def test_least_and_greatest_are_those_of_the_parts(fake: FakeDriver) -> None:
+def test_minimum_and_maximum_cover_every_part_sample(fake: FakeDriver) -> None:
     fake.change(0, {"gpm.2": "50,10,90,30,70"})
     with opened(fake, 0, GPM) as gpu_process:
         first = gpu_process.sample()
@@ -84,7 +84,7 @@ def test_least_and_greatest_are_those_of_the_parts(fake: FakeDriver) -> None:
     assert [second.value(f"gpu_sm_active_{which}ratio") for which in ("", "min_", "max_")] == [0.5, 0.1, 0.9]
 
 
-def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
+def test_samples_keep_the_minimum_gpm_interval(fake: FakeDriver) -> None:
     with opened(fake, 0, GPM) as gpu_process:
         gpu_process.sample()
         again = [gpu_process.sample() for _ in range(5)]
@@ -96,7 +96,7 @@ def test_samples_are_never_closer_than_gpm_permits(fake: FakeDriver) -> None:
     assert TOO_CLOSE not in fake.counts()
 
 
-def test_a_failed_look_leaves_no_gap(fake: FakeDriver) -> None:
+def test_failed_sample_leaves_no_gap_in_the_counters(fake: FakeDriver) -> None:
     fake.change(0, {"gpm.1": 100, "gpm.2": 50})
     with opened(fake, 0, GPM) as gpu_process:
         gpu_process.sample()
@@ -113,7 +113,7 @@ def test_a_failed_look_leaves_no_gap(fake: FakeDriver) -> None:
     assert sample.value("gpu_sm_active_seconds_total") == pytest.approx(0.5 * sample.value("gpu_graphics_active_seconds_total"))
 
 
-def test_a_metric_that_gpm_does_not_give_costs_itself_only(fake: FakeDriver) -> None:
+def test_missing_gpm_metric_affects_no_other_metric(fake: FakeDriver) -> None:
     fake.change(0, {"gpm.5": "err:3", "gpm.12": "err:3"})
     with opened(fake, 0, GPM) as gpu_process:
         sample = gpu_process.sample()
@@ -142,7 +142,7 @@ def test_samples_are_freed_at_the_end(fake: FakeDriver) -> None:
     assert counts["nvmlShutdown"] == 1
 
 
-def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeDriver) -> None:
+def test_pcie_bytes_come_from_gpm_without_driver_counters(fake: FakeDriver) -> None:
     del fake.gpus[0]["field.197"]
     fake.change(0, {"gpm.1": 100, "gpm.20": 10})
     with opened(fake, 0, GPM) as gpu_process:
@@ -154,7 +154,7 @@ def test_pcie_bytes_come_of_gpm_where_the_driver_does_not_count_them(fake: FakeD
     assert sample.value("gpu_pcie_transmit_bytes_total") == pytest.approx(10 * 2**20 * seconds)
 
 
-def test_trouble_in_the_first_pass_does_not_choose_the_pcie_source(fake: FakeDriver) -> None:
+def test_error_in_the_first_pass_does_not_select_the_pcie_source(fake: FakeDriver) -> None:
     counted = fake.gpus[0]["field.197"]
     fake.change(0, {"field.197": "err:999"})
     with opened(fake, 0, GPM) as gpu_process:
@@ -184,7 +184,7 @@ def test_busy_seconds_count_every_sample_of_the_driver(fake: FakeDriver) -> None
     assert second.value("gpu_utilization_max_ratio") == 1
 
 
-def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
+def test_clock_change_adds_no_busy_time(fake: FakeDriver) -> None:
     fake.change(0, {"samples.1": 100, "samples_period_us": 50000})
     with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
         gpu_process.sample()
@@ -196,7 +196,7 @@ def test_a_clock_that_is_set_is_no_busy_time(fake: FakeDriver) -> None:
     assert 0.1 < sample.value("gpu_busy_seconds_total") < 60
 
 
-def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> None:
+def test_bounds_are_kept_between_driver_samples(fake: FakeDriver) -> None:
     fake.change(0, {"samples.1": 70, "utilization": 70, "samples_period_us": 3_000_000_000})
     with opened(fake, 0, frozenset({"gpu", "utilization"})) as gpu_process:
         gpu_process.sample()
@@ -207,7 +207,7 @@ def test_between_two_samples_of_the_driver_the_bounds_stay(fake: FakeDriver) -> 
 
 
 @pytest.mark.parametrize("gauge", [10, 90])
-def test_the_gauge_lies_within_its_bounds(fake: FakeDriver, gauge: int) -> None:
+def test_utilization_extends_the_bounds(fake: FakeDriver, gauge: int) -> None:
     fake.change(0, {"samples.1": "40,60", "samples_period_us": 50000, "utilization": gauge})
     sample = sample_of(fake, 0, frozenset({"gpu", "utilization"}))
 
@@ -257,7 +257,7 @@ def busy_seconds_at(fake: FakeDriver) -> Iterator[Callable[[float], float]]:
 @pytest.mark.slow
 @pytest.mark.parametrize("kept", [100, 20, 1])
 @pytest.mark.parametrize("interval_s", [1, 9, 15, 60])
-def test_the_counter_is_right_at_every_interval_and_buffer_of_the_driver(fake: FakeDriver, interval_s: int, kept: int) -> None:
+def test_busy_counter_is_correct_for_every_interval_and_buffer(fake: FakeDriver, interval_s: int, kept: int) -> None:
     fake.gpus[0] |= {"samples.1": 93, "samples_kept": kept}
     with busy_seconds_at(fake) as busy_at:
         passes = 6
@@ -269,7 +269,7 @@ def test_the_counter_is_right_at_every_interval_and_buffer_of_the_driver(fake: F
     assert 0.93 * passes * interval_s - 0.1 <= busy <= 0.93 * (passes * interval_s + 5)
 
 
-def test_two_samples_of_one_time_count_as_one(fake: FakeDriver) -> None:
+def test_samples_with_equal_timestamps_count_once(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": 93, "samples_kept": 2, "samples_in_pairs": 1}
     with busy_seconds_at(fake) as busy_at:
         for number in range(9):
@@ -280,7 +280,7 @@ def test_two_samples_of_one_time_count_as_one(fake: FakeDriver) -> None:
     assert busy == pytest.approx(0.93 * 8 * 1.1, abs=0.5)
 
 
-def test_uncovered_time_counts_with_the_mean_of_what_the_buffer_covers(fake: FakeDriver) -> None:
+def test_uncovered_time_uses_the_mean_of_the_buffer(fake: FakeDriver) -> None:
     fake.gpus[0] |= {"samples.1": "100,0,0,0", "samples_kept": 40}
     with busy_seconds_at(fake) as busy_at:
         for number in range(5):
@@ -290,7 +290,7 @@ def test_uncovered_time_counts_with_the_mean_of_what_the_buffer_covers(fake: Fak
     assert busy == pytest.approx(0.25 * 4 * 30, rel=0.1)
 
 
-def test_a_clock_that_is_set_back_stops_the_counter_for_a_moment_only(fake: FakeDriver) -> None:
+def test_clock_set_back_pauses_the_counter_only_briefly(fake: FakeDriver) -> None:
     fake.change(0, {"samples.1": 100, "samples_period_us": 20000})
     with busy_seconds_at(fake) as busy_at:
         assert busy_at(100) == 0

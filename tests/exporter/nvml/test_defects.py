@@ -98,7 +98,7 @@ def facts(sample: GpuSample) -> tuple[dict[str, float], dict[str, str], dict[str
 
 @pytest.mark.parametrize("method", ["wants", "collect", "sample_activity"])
 @pytest.mark.parametrize("error", [ZeroDivisionError("division by zero"), KeyError(83), AttributeError("x"), MemoryError()])
-def test_a_topic_with_a_defect_costs_itself_only(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:
+def test_defect_in_one_topic_affects_no_other(monkeypatch: pytest.MonkeyPatch, method: str, error: Exception) -> None:
     broken = Broken(method, error)
     gpu = opened(monkeypatch, broken, stand_in())
     gpu.sample_activity()
@@ -117,7 +117,7 @@ def test_a_topic_with_a_defect_costs_itself_only(monkeypatch: pytest.MonkeyPatch
     gpu.close()
 
 
-def test_a_defect_in_reading_fields_costs_the_fields(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_in_field_reading_affects_only_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = opened(monkeypatch, Broken("collect", KeyError()), stand_in())
 
     def fail(*_arguments: object) -> None:
@@ -128,7 +128,7 @@ def test_a_defect_in_reading_fields_costs_the_fields(monkeypatch: pytest.MonkeyP
     assert facts(gpu.sample())[0]["gpu_power_watts"] == 250
 
 
-def test_a_defect_in_closing_still_shuts_the_driver_down(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_defect_in_closing_still_shuts_nvml_down(monkeypatch: pytest.MonkeyPatch) -> None:
     shut_down: list[bool] = []
     gpu = opened(monkeypatch, Broken("close", KeyError()), stand_in(nvmlShutdown=lambda: shut_down.append(True)))
 
@@ -138,14 +138,14 @@ def test_a_defect_in_closing_still_shuts_the_driver_down(monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("method", ["collect", "sample_activity"])
-def test_a_lost_gpu_is_no_defect_of_a_topic(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
+def test_lost_gpu_is_not_reported_as_a_topic_defect(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
     gpu = opened(monkeypatch, Broken(method, SourceError("lost", "gpu_is_lost")), stand_in())
 
     with pytest.raises(SourceError, match="gpu_is_lost"):
         gpu.sample() if method == "collect" else gpu.sample_activity()
 
 
-def test_an_unreadable_serial_number_does_not_cost_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_serial_number_does_not_prevent_sampling(monkeypatch: pytest.MonkeyPatch) -> None:
     def serial(_gpu: int) -> str:
         return b"\xff".decode()
 

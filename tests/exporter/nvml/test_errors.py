@@ -21,7 +21,7 @@ def why(gpu_process: AskedGpu, step: str) -> tuple[str, str]:
     return caught.value.reason, str(caught.value)
 
 
-def test_a_gpu_lost_in_the_middle_of_a_pass_gives_no_half_sample(fake: FakeDriver) -> None:
+def test_gpu_lost_during_a_pass_gives_no_partial_sample(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
         gpu_process.sample()
         fake.fail("nvmlDeviceGetPowerUsage", 15, gpu=0)
@@ -44,7 +44,7 @@ def test_a_gpu_lost_in_the_middle_of_a_pass_gives_no_half_sample(fake: FakeDrive
         ("nvmlDeviceGetMemoryInfo_v2", 18, "library_mismatch"),
     ],
 )
-def test_codes_that_end_everything_do_so_wherever_they_come_from(fake: FakeDriver, call: str, code: int, reason: str) -> None:
+def test_fatal_codes_end_the_session_from_any_call(fake: FakeDriver, call: str, code: int, reason: str) -> None:
     with asking(fake) as gpu_process:
         if call == "nvmlDeviceGetUUID":
             fake.fail(call, code)
@@ -55,14 +55,14 @@ def test_codes_that_end_everything_do_so_wherever_they_come_from(fake: FakeDrive
             assert why(gpu_process, "sample")[0] == reason
 
 
-def test_a_lost_gpu_says_so_in_a_field_too(fake: FakeDriver) -> None:
+def test_lost_gpu_is_detected_from_a_field_value(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
         fake.change(0, {"field.82": "err:15"})
 
         assert why(gpu_process, "sample") == ("lost", "nvmlDeviceGetFieldValues(82): gpu_is_lost")
 
 
-def test_a_lost_gpu_says_so_between_two_samples(fake: FakeDriver) -> None:
+def test_lost_gpu_is_detected_between_gpm_samples(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
         gpu_process.sample()
         # GPM takes no second sample within a tenth of a second.
@@ -84,7 +84,7 @@ def test_a_lost_gpu_says_so_between_two_samples(fake: FakeDriver) -> None:
         ("nvmlDeviceGetName", 999, "nvml_error"),
     ],
 )
-def test_why_a_gpu_cannot_be_opened(fake: FakeDriver, call: str, code: int, reason: str) -> None:
+def test_open_failure_has_a_reason_and_can_be_retried(fake: FakeDriver, call: str, code: int, reason: str) -> None:
     fake.fail(call, code)
     with asking(fake) as gpu_process:
         assert why(gpu_process, "open")[0] == reason
@@ -94,13 +94,13 @@ def test_why_a_gpu_cannot_be_opened(fake: FakeDriver, call: str, code: int, reas
         assert gpu_process.open().index == 0
 
 
-def test_a_version_mismatch_is_named(fake: FakeDriver) -> None:
+def test_library_version_mismatch_is_named_in_the_error(fake: FakeDriver) -> None:
     fake.fail("nvmlInitWithFlags", 18)
     with asking(fake) as gpu_process:
         assert "lib_rm_version_mismatch" in why(gpu_process, "open")[1]
 
 
-def test_without_the_library_there_is_no_driver(fake: FakeDriver, tmp_path: Path) -> None:
+def test_missing_library_is_reported_as_no_driver(fake: FakeDriver, tmp_path: Path) -> None:
     fake.library = tmp_path / "empty" / "libnvidia-ml.so.1"
     with asking(fake) as gpu_process:
         reason, text = why(gpu_process, "open")
@@ -109,7 +109,7 @@ def test_without_the_library_there_is_no_driver(fake: FakeDriver, tmp_path: Path
     assert "library_not_found" in text
 
 
-def test_a_driver_that_is_reloaded_ends_the_session(fake: FakeDriver) -> None:
+def test_driver_reload_ends_the_session(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
         gpu_process.sample()
         fake.reload("999.1")
@@ -120,7 +120,7 @@ def test_a_driver_that_is_reloaded_ends_the_session(fake: FakeDriver) -> None:
         assert gpu_process.sample().value("gpu_power_watts") == 251.25
 
 
-def test_a_driver_that_vanished(fake: FakeDriver) -> None:
+def test_unloaded_driver_is_reported_as_no_driver(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
         fake.vanish()
         assert why(gpu_process, "sample")[0] == "no_driver"
@@ -133,7 +133,7 @@ def test_a_driver_that_vanished(fake: FakeDriver) -> None:
     # 345 is newer than the table
     [(999, "unknown", True), (345, "error_345", True), (4, "no_permission", False)],
 )
-def test_a_failure_costs_that_metric_and_is_the_collectors(fake: FakeDriver, status: int, reason: str, *, is_error: bool) -> None:
+def test_failed_call_makes_only_that_metric_absent(fake: FakeDriver, status: int, reason: str, *, is_error: bool) -> None:
     fake.fail("nvmlDeviceGetPowerUsage", status, gpu=0)
 
     sample = sample_of(fake)
@@ -143,7 +143,7 @@ def test_a_failure_costs_that_metric_and_is_the_collectors(fake: FakeDriver, sta
     assert sample.value("gpu_power_limit_watts") == 700
 
 
-def test_a_topic_that_fails_costs_itself_and_not_half_of_itself(fake: FakeDriver) -> None:
+def test_failed_topic_publishes_no_partial_readings(fake: FakeDriver) -> None:
     fake.change(0, {"fans": 2, "fan.0": 30, "fan.1": "err:999"})
 
     sample = sample_of(fake)
@@ -153,7 +153,7 @@ def test_a_topic_that_fails_costs_itself_and_not_half_of_itself(fake: FakeDriver
     assert sample.errors == {"fan": "Unknown Error (unknown)"}
 
 
-def test_all_fields_fail_when_their_call_does(fake: FakeDriver) -> None:
+def test_failed_field_call_makes_every_field_absent(fake: FakeDriver) -> None:
     fake.fail("nvmlDeviceGetFieldValues", 3)
 
     sample = sample_of(fake)
@@ -164,7 +164,7 @@ def test_all_fields_fail_when_their_call_does(fake: FakeDriver) -> None:
     assert sample.value("gpu_temperature_celsius") == 40
 
 
-def test_a_failure_that_passes_is_forgotten_at_once(fake: FakeDriver) -> None:
+def test_temporary_failure_clears_in_the_next_sample(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
         fake.fail("nvmlDeviceGetMaxClockInfo", 999)
         assert gpu_process.sample().errors == {"clocks": "gpu_clock_max_hertz: unknown"}
@@ -173,7 +173,7 @@ def test_a_failure_that_passes_is_forgotten_at_once(fake: FakeDriver) -> None:
         assert gpu_process.sample().value("gpu_clock_max_hertz", clock="sm") == 1.98e9
 
 
-def test_values_that_cannot_be_are_absent_as_implausible(tmp_path: Path) -> None:
+def test_impossible_values_are_absent_as_implausible(tmp_path: Path) -> None:
     nonsense: dict[str, object] = {
         "memory_temperature": 255,
         "utilization": 400,
@@ -217,7 +217,7 @@ def _all_ones(value: object) -> object:
 
 
 @pytest.mark.parametrize("state", [h100_state, a100_state, gb200_state, gpu_state])
-def test_numbers_with_all_bits_set_are_no_readings_of_any_topic(tmp_path: Path, state: Callable[[int], State]) -> None:
+def test_numbers_with_all_bits_set_are_not_published(tmp_path: Path, state: Callable[[int], State]) -> None:
     # given a driver that answers every question about numbers with all bits set
     healthy = state(0)
     broken = {key: value if key in NOT_READ or key.startswith("process") else _all_ones(value) for key, value in healthy.items()}
@@ -266,7 +266,7 @@ def test_numbers_with_all_bits_set_are_no_readings_of_any_topic(tmp_path: Path, 
         ("encoder", ONES_32, {"gpu_encoder_utilization_ratio"}),
     ],
 )  # fmt: skip
-def test_one_number_with_all_bits_set_costs_its_own_series(tmp_path: Path, key: str, value: object, metrics: set[str]) -> None:
+def test_number_with_all_bits_set_affects_only_one_series(tmp_path: Path, key: str, value: object, metrics: set[str]) -> None:
     sample = sample_of(FakeDriver(tmp_path, build_library(), [h100_state(0) | {key: value}]), 0, ALL)
 
     assert {metric for (metric, *_), reason in sample.absent.items() if reason == "implausible"} == metrics
@@ -304,7 +304,7 @@ def test_field_values_have_their_own_return_codes_and_types(tmp_path: Path) -> N
     assert sample.errors == {"remap": "gpu_remapped_rows_total: unknown"}
 
 
-def test_xid_errors_since_somebody_listens_each_once_and_in_order(fake: FakeDriver) -> None:
+def test_xid_errors_after_open_are_reported_once_and_in_order(fake: FakeDriver) -> None:
     fake.xid(0, 13)
     with opened(fake) as gpu_process:
         assert gpu_process.sample().xids == []
@@ -326,7 +326,7 @@ def test_a_burst_of_xid_errors_is_not_lost(fake: FakeDriver) -> None:
     assert passes[-1] == []
 
 
-def test_nobody_listening_is_an_error_of_the_collector(fake: FakeDriver) -> None:
+def test_missing_event_support_is_an_error_of_the_xid_collector(fake: FakeDriver) -> None:
     fake.change(0, {"no_events": 1})
 
     sample = sample_of(fake)

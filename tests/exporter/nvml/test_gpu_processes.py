@@ -34,7 +34,7 @@ def shares_in(sample: Sample) -> dict[int, float | None]:
     return {process.pid: process.sm_ratio for process in sample.processes or ()}
 
 
-def test_processes_have_their_share_and_those_without_a_sample_none_of_it(fake: FakeDriver) -> None:
+def test_process_without_a_sample_has_zero_share(fake: FakeDriver) -> None:
     assert shares(fake) == ({501: 0.25, 502: 0.5, 503: 0.0}, {})
 
     del fake.gpus[0]["process_util.0"], fake.gpus[0]["process_util.1"]
@@ -43,14 +43,14 @@ def test_processes_have_their_share_and_those_without_a_sample_none_of_it(fake: 
 
 
 @pytest.mark.parametrize("code", [3, 4, 13, 999])
-def test_processes_are_known_where_their_shares_are_not(fake: FakeDriver, code: int) -> None:
+def test_processes_are_listed_even_without_shares(fake: FakeDriver, code: int) -> None:
     fake.fail(CALL, code)
 
     assert shares(fake) == ({501: None, 502: None, 503: None}, {})
 
 
 @pytest.mark.parametrize("count", [2**32 - 1, 2**31, 10**6])
-def test_numbers_of_processes_that_cannot_be_take_no_memory(fake: FakeDriver, count: int) -> None:
+def test_impossible_process_count_is_rejected(fake: FakeDriver, count: int) -> None:
     fake.change(0, {"process_util_count": count})
     assert shares(fake) == ({501: None, 502: None, 503: None}, {})
 
@@ -60,7 +60,7 @@ def test_numbers_of_processes_that_cannot_be_take_no_memory(fake: FakeDriver, co
     assert sample.raw.readings == ()
 
 
-def test_the_layouts_are_those_of_nvidia_ml_py() -> None:
+def test_struct_layouts_match_nvidia_ml_py() -> None:
     pynvml = load_nvml()
     sample, process = pynvml.c_nvmlProcessUtilizationSample_t, pynvml.c_nvmlProcessInfo_v2_t
     assert (processes._UTILIZATION.size, processes._PROCESS.size) == (sizeof(sample), sizeof(process))
@@ -70,7 +70,7 @@ def test_the_layouts_are_those_of_nvidia_ml_py() -> None:
     assert processes._UTILIZATION.unpack(memory) == (7, 2**40, 93)
 
 
-def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
+def test_sample_from_the_future_hides_no_later_sample(fake: FakeDriver) -> None:
     """As after the wall clock was set back, or of a driver that returns a number with all bits set."""
     now_us = time.time_ns() // 1000
     stamps_us = {501: now_us + 3600 * 10**6, 502: 2**64 - 1}
@@ -83,7 +83,7 @@ def test_a_sample_of_the_future_hides_no_later_one(fake: FakeDriver) -> None:
         assert shares_in(gpu_process.sample()) == {501: 0.5, 502: 0, 503: 0.75}
 
 
-def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: FakeDriver) -> None:
+def test_failure_to_read_shares_is_an_error_of_the_process_collector(fake: FakeDriver) -> None:
     fake.fail(CALL, 999)
 
     sample = sample_of(fake, 0, PROCESS)
@@ -93,7 +93,7 @@ def test_a_fault_in_reading_shares_is_one_of_the_collector_of_processes(fake: Fa
     assert len(sample.all("gpu_process_memory_used_bytes")) == 3
 
 
-def test_shares_are_read_as_rarely_as_the_processes(fake: FakeDriver) -> None:
+def test_shares_are_read_only_with_the_process_list(fake: FakeDriver) -> None:
     with opened(fake, 0, JOBS) as gpu_process:
         gpu_process.sample()
         assert CALL in gpu_process.marks
@@ -101,7 +101,7 @@ def test_shares_are_read_as_rarely_as_the_processes(fake: FakeDriver) -> None:
         assert CALL not in gpu_process.marks
 
 
-def test_an_idle_gpu_is_not_asked(fake: FakeDriver) -> None:
+def test_shares_of_an_idle_gpu_are_not_read(fake: FakeDriver) -> None:
     for index in range(3):
         del fake.gpus[0][f"process.{index}"]
     fake.write()
@@ -111,7 +111,7 @@ def test_an_idle_gpu_is_not_asked(fake: FakeDriver) -> None:
         assert CALL not in gpu_process.marks
 
 
-def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
+def test_every_process_is_listed_once(fake: FakeDriver) -> None:
     fake.change(
         0,
         {
@@ -133,7 +133,7 @@ def test_processes_of_all_kinds_are_named_once(fake: FakeDriver) -> None:
     assert len(processes) == 103
 
 
-def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
+def test_gpu_without_processes_has_an_empty_table(fake: FakeDriver) -> None:
     # nvidia-ml-py raises the error "SUCCESS" if no process has a utilisation.
     for name in [name for name in fake.gpus[0] if name.startswith("process")]:
         del fake.gpus[0][name]
@@ -146,7 +146,7 @@ def test_no_process_is_an_empty_table(fake: FakeDriver) -> None:
     assert sample.absent == {}
 
 
-def test_a_process_is_named_as_the_kernel_names_it(fake: FakeDriver) -> None:
+def test_process_name_is_the_kernel_comm(fake: FakeDriver) -> None:
     fake.change(0, {"process.0": f"compute {os.getpid()} 1000 - -"})
 
     sample = sample_of(fake, 0, PROCESS)

@@ -25,7 +25,7 @@ def test_a_link_that_is_down_is_counted_and_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_single_links_are_off_unless_asked_for(tmp_path: Path) -> None:
+def test_per_link_series_are_off_by_default(tmp_path: Path) -> None:
     assert "gpu_nvlink_link_up" not in sample_of(driver(tmp_path)).metrics
 
 
@@ -36,7 +36,7 @@ def test_errors_are_summed_over_the_links(tmp_path: Path) -> None:
     assert sample_of(fake, 0, NVLINK).all("gpu_nvlink_errors_total") == {("crc_flit",): 7, ("replay",): 5, ("recovery",): 0}
 
 
-def test_a_sum_with_a_link_missing_is_not_told(tmp_path: Path) -> None:
+def test_sum_with_an_unreadable_link_is_absent(tmp_path: Path) -> None:
     fake = driver(tmp_path)
     fake.change(0, {"field.161@9": "err:999"})
 
@@ -46,7 +46,7 @@ def test_a_sum_with_a_link_missing_is_not_told(tmp_path: Path) -> None:
     assert sample.absent["gpu_nvlink_errors_total", "replay"] == "unknown"
 
 
-def test_blackwell_and_grace_have_counters_of_their_own(tmp_path: Path) -> None:
+def test_blackwell_and_grace_counters_are_read(tmp_path: Path) -> None:
     sample = sample_of(FakeDriver(tmp_path, build_library(), [gb200_state(0)]), 0, NVLINK)
 
     assert sample.all("gpu_nvlink_errors_total") == {(kind,): number for number, kind in NVLINK5_ERRORS.items()}
@@ -60,7 +60,7 @@ def test_blackwell_and_grace_have_counters_of_their_own(tmp_path: Path) -> None:
     assert sample.errors == {}
 
 
-def test_without_the_older_counters_of_bytes_there_are_the_newer(tmp_path: Path) -> None:
+def test_newer_byte_counters_are_used_if_older_are_missing(tmp_path: Path) -> None:
     state = gb200_state(0)
     del state[f"field.138@{ALL_LINKS}"], state[f"field.139@{ALL_LINKS}"]
     sample = sample_of(FakeDriver(tmp_path, build_library(), [state]), 0, NVLINK)
@@ -82,7 +82,7 @@ def test_a_counter_never_changes_its_source(tmp_path: Path) -> None:
     assert sample.absent["gpu_nvlink_transmit_bytes_total",] == "not_supported"
 
 
-def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
+def test_nvlink_metrics_are_absent_without_nvlinks(tmp_path: Path) -> None:
     fake = driver(tmp_path)
     del fake.gpus[0]["nvlinks"]
     fake.write()
@@ -110,7 +110,9 @@ def test_without_nvlinks_everything_of_them_is_absent(tmp_path: Path) -> None:
         ((0, 0, 0), "not_supported", None),
     ],
 )
-def test_fabric(tmp_path: Path, reading: tuple[int, int, int], name: str, healthy: float | None) -> None:
+def test_fabric_state_and_health_are_read(
+    tmp_path: Path, reading: tuple[int, int, int], name: str, healthy: float | None
+) -> None:
     state, status, health = reading
 
     sample = sample_of(driver(tmp_path, fabric=state, fabric_status=status, fabric_health=health), 0, NVLINK)
@@ -121,7 +123,7 @@ def test_fabric(tmp_path: Path, reading: tuple[int, int, int], name: str, health
 
 
 @pytest.mark.slow
-def test_a_driver_without_the_versioned_call_tells_the_state_only(tmp_path: Path) -> None:
+def test_driver_without_the_versioned_call_gives_only_fabric_state(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library("-DDRIVER=525"), [h100_state(0)])
 
     sample = sample_of(fake, 0, NVLINK)

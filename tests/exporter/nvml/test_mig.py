@@ -26,7 +26,7 @@ def seven(tmp_path_factory: pytest.TempPathFactory) -> Sample:
     return sample_of(FakeDriver(tmp_path_factory.mktemp("driver"), build_library(), [state]), 0, ALL)
 
 
-def test_seven_devices_are_named_with_profile_and_parent(seven: Sample) -> None:
+def test_seven_mig_devices_are_named_with_profile_and_parent(seven: Sample) -> None:
     assert seven.value("gpu_mig_enabled") == 1
     assert seven.value("gpu_mig_instances") == 7
     infos = {mig_device: labels for (metric, labels, mig_device) in seven.series if metric == "gpu_mig_info"}
@@ -37,7 +37,7 @@ def test_seven_devices_are_named_with_profile_and_parent(seven: Sample) -> None:
     ]
 
 
-def test_each_has_its_memory_and_activity(seven: Sample) -> None:
+def test_each_mig_device_has_memory_and_activity(seven: Sample) -> None:
     assert seven.value("gpu_mig_memory_total_bytes", uuid(0)) == 10 * GIB
     assert [seven.value("gpu_mig_memory_used_bytes", uuid(device)) / MIB for device in range(7)] == [1, 2, 3, 4, 5, 6, 7]
     sm_active = [seven.value("gpu_mig_sm_active_ratio", uuid(device)) for device in range(7)]
@@ -46,7 +46,7 @@ def test_each_has_its_memory_and_activity(seven: Sample) -> None:
     assert seven.value("gpu_mig_sm_active_seconds_total", uuid(6)) > 0
 
 
-def test_processes_are_on_their_device(seven: Sample) -> None:
+def test_processes_are_assigned_to_mig_devices(seven: Sample) -> None:
     assert [(process.pid, process.kind, process.used_bytes, process.uuid) for process in seven.processes or ()] == [
         (NO_PROCESS, "compute", 5 * MIB, uuid(1)),
         (NO_PROCESS + 1, "compute", None, uuid(6)),
@@ -56,14 +56,14 @@ def test_processes_are_on_their_device(seven: Sample) -> None:
     assert seven.value("gpu_process_memory_used_bytes", uuid(1), **labels) == 5 * MIB
 
 
-def test_what_the_whole_gpu_does_not_give_in_mig_mode_is_absent(seven: Sample) -> None:
+def test_whole_gpu_utilization_is_absent_in_mig_mode(seven: Sample) -> None:
     assert seven.absent["gpu_utilization_ratio",] == "mig_enabled"
     assert seven.absent["gpu_busy_seconds_total",] == "mig_enabled"
     assert seven.value("gpu_power_watts") == 251.25
     assert seven.errors == {}
 
 
-def test_devices_come_and_go(tmp_path: Path) -> None:
+def test_mig_reconfiguration_is_followed(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [mig_state(0, SEVEN)])
     with opened(fake) as gpu_process:
         before = gpu_process.sample()
@@ -84,7 +84,7 @@ def test_devices_come_and_go(tmp_path: Path) -> None:
     assert fake.counts()["nvmlGpmSampleFree"] == fake.counts()["nvmlGpmSampleAlloc"]
 
 
-def test_processes_are_looked_up_anew_when_the_devices_are_others(tmp_path: Path) -> None:
+def test_processes_are_read_again_after_mig_reconfiguration(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"process.0": f"compute {NO_PROCESS} {5 * MIB} 0 0"}])
     with opened(fake) as gpu_process:
         whole, kept = gpu_process.sample(), gpu_process.sample()
@@ -98,7 +98,7 @@ def test_processes_are_looked_up_anew_when_the_devices_are_others(tmp_path: Path
     assert (divided.raw.processes_s or 0) > (whole.raw.processes_s or 0)
 
 
-def test_a_gpu_that_gets_divided_is_seen_in_the_first_pass(tmp_path: Path) -> None:
+def test_newly_divided_gpu_is_detected_in_the_first_pass(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
     with opened(fake) as gpu_process:
         assert gpu_process.sample().value("gpu_mig_enabled") == 0
@@ -111,7 +111,7 @@ def test_a_gpu_that_gets_divided_is_seen_in_the_first_pass(tmp_path: Path) -> No
     assert divided.absent["gpu_utilization_ratio",] == "mig_enabled"
 
 
-def test_compute_instances_that_share_a_gpu_instance_have_no_own_activity(tmp_path: Path) -> None:
+def test_compute_instances_sharing_a_gpu_instance_have_no_activity(tmp_path: Path) -> None:
     state = mig_state(0, [(1, "1c.2g.20gb"), (1, "1c.2g.20gb"), (1, "1g.10gb")])
     state |= {"mig.1.gi": 1, "mig.1.ci": 1}
     fake = FakeDriver(tmp_path, build_library(), [state])
@@ -123,7 +123,7 @@ def test_compute_instances_that_share_a_gpu_instance_have_no_own_activity(tmp_pa
     assert {item for (metric, _, item) in sample.series if metric == "gpu_mig_memory_used_bytes"} == {uuid(0), uuid(1), uuid(2)}
 
 
-def test_before_hopper_devices_have_memory_but_no_activity(tmp_path: Path) -> None:
+def test_mig_devices_before_hopper_have_memory_but_no_activity(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [mig_state(0, [(1, "1g.5gb")] * 7, of=a100_state(0))])
 
     sample = sample_of(fake)
@@ -133,7 +133,7 @@ def test_before_hopper_devices_have_memory_but_no_activity(tmp_path: Path) -> No
     assert sample.errors == {}
 
 
-def test_a_profile_without_a_name_is_told_by_its_slices(tmp_path: Path) -> None:
+def test_unnamed_profile_is_derived_from_the_slices(tmp_path: Path) -> None:
     state = mig_state(0, [(2, "2g.20gb")])
     state |= {"mig.0.name": "NVIDIA H100 80GB HBM3", "mig.0.compute_slices": 1}
     fake = FakeDriver(tmp_path, build_library(), [state])

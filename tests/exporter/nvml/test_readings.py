@@ -111,12 +111,12 @@ def old(fake: FakeDriver) -> Sample:
         ("gpu_process_sm_utilization_ratio", {"pid": str(NO_PROCESS), "process": ""}, 0.91),
     ],
 )
-def test_what_an_h100_gives(h100: Sample, metric: str, labels: dict[str, str], value: float) -> None:
+def test_h100_readings_have_expected_values(h100: Sample, metric: str, labels: dict[str, str], value: float) -> None:
     assert h100.value(metric, **labels) == pytest.approx(value)
 
 
 @pytest.mark.parametrize("which", ["h100", "a100", "old"])
-def test_every_metric_is_there_or_named_as_absent(which: str, request: pytest.FixtureRequest) -> None:
+def test_every_metric_is_present_or_listed_as_absent(which: str, request: pytest.FixtureRequest) -> None:
     sample: Sample = request.getfixturevalue(which)
     named = {metric for metric, *_ in sample.absent}
     expected = {
@@ -132,7 +132,7 @@ def test_every_metric_is_there_or_named_as_absent(which: str, request: pytest.Fi
 
 
 @pytest.mark.parametrize("which", ["h100", "a100", "old"])
-def test_labels_are_the_catalogues_in_its_order(which: str, request: pytest.FixtureRequest) -> None:
+def test_labels_match_the_catalogue_in_order(which: str, request: pytest.FixtureRequest) -> None:
     sample: Sample = request.getfixturevalue(which)
 
     wrong = {
@@ -145,11 +145,11 @@ def test_labels_are_the_catalogues_in_its_order(which: str, request: pytest.Fixt
 
 
 @pytest.mark.parametrize("which", ["h100", "a100", "old"])
-def test_what_a_gpu_lacks_is_no_error_of_a_collector(which: str, request: pytest.FixtureRequest) -> None:
+def test_unsupported_metrics_are_no_collector_errors(which: str, request: pytest.FixtureRequest) -> None:
     assert request.getfixturevalue(which).errors == {}
 
 
-def test_what_an_h100_lacks(h100: Sample) -> None:
+def test_h100_lists_unsupported_metrics_with_reasons(h100: Sample) -> None:
     assert h100.absent == {
         ("gpu_nvlink_errors_total", "crc_data"): "not_supported",
         ("gpu_nvlink_errors_total", "ecc"): "not_supported",
@@ -164,14 +164,14 @@ def test_what_an_h100_lacks(h100: Sample) -> None:
     }
 
 
-def test_an_a100_has_no_gpm_and_says_why(a100: Sample) -> None:
+def test_a100_has_no_gpm_and_lists_the_reason(a100: Sample) -> None:
     before_hopper = {metric for (metric, *_), reason in a100.absent.items() if reason == "before_hopper"}
 
     assert before_hopper == {metric.name for metric in CATALOGUE if metric.collector == "gpm"}
     assert a100.absent["gpu_pcie_transmit_bytes_total",] == "not_supported"
 
 
-def test_an_a100_has_total_nvlink_errors_and_its_margin_to_the_threshold(a100: Sample) -> None:
+def test_a100_has_nvlink_error_totals_and_temperature_margin(a100: Sample) -> None:
     assert a100.all("gpu_nvlink_errors_total") == {
         ("crc_flit",): 1,
         ("crc_data",): 2,
@@ -182,7 +182,7 @@ def test_an_a100_has_total_nvlink_errors_and_its_margin_to_the_threshold(a100: S
     assert a100.value("gpu_temperature_margin_celsius") == 89 - 41
 
 
-def test_a_driver_without_the_newer_throttle_counters_has_the_older(a100: Sample, h100: Sample) -> None:
+def test_older_throttle_counters_are_used_if_newer_are_missing(a100: Sample, h100: Sample) -> None:
     assert set(a100.all("gpu_throttle_seconds_total")) == {
         ("sw_power_cap",), ("sync_boost",), ("board_limit",), ("reliability",), ("thermal",),
     }  # fmt: skip
@@ -190,7 +190,7 @@ def test_a_driver_without_the_newer_throttle_counters_has_the_older(a100: Sample
     assert ("thermal",) not in h100.all("gpu_throttle_seconds_total")
 
 
-def test_identity(fake: FakeDriver) -> None:
+def test_identity_is_read_from_the_driver(fake: FakeDriver) -> None:
     with opened(fake) as gpu_process:
         identity = gpu_process.sample().identity
 
@@ -199,7 +199,7 @@ def test_identity(fake: FakeDriver) -> None:
     assert (identity.serial, identity.vbios_version) == ("165000", "96.00.61.00.01")
 
 
-def test_only_what_is_enabled_is_asked(fake: FakeDriver) -> None:
+def test_only_calls_of_enabled_collectors_are_made(fake: FakeDriver) -> None:
     with opened(fake, 0, frozenset({"gpu", "power"})) as gpu_process:
         sample = gpu_process.sample()
 
@@ -214,7 +214,7 @@ def test_only_what_is_enabled_is_asked(fake: FakeDriver) -> None:
     assert sample.processes is None
 
 
-def test_calls_of_a_pass_are_counted_and_constants_are_not_asked_again(tmp_path: Path) -> None:
+def test_constants_are_read_once(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0)])
     with opened(fake) as gpu_process:
         gpu_process.sample()
@@ -244,7 +244,7 @@ def nvml_calls(marks: list[str]) -> list[str]:
     return [mark for mark in marks if mark.startswith("nvml")]
 
 
-def test_what_a_gpu_does_not_know_is_not_asked_again_at_once(fake: FakeDriver) -> None:
+def test_unsupported_calls_are_not_repeated_at_once(fake: FakeDriver) -> None:
     with opened(fake, 2) as gpu_process:
         gpu_process.sample()
         first = set(gpu_process.marks)
@@ -264,7 +264,7 @@ def test_what_a_gpu_does_not_know_is_not_asked_again_at_once(fake: FakeDriver) -
 
 
 @pytest.mark.slow
-def test_drivers_that_lack_functions_cost_what_those_give(tmp_path: Path) -> None:
+def test_missing_driver_functions_affect_only_dependent_metrics(tmp_path: Path) -> None:
     fake = FakeDriver(tmp_path, build_library("-DDRIVER=470", "-DWITHOUT_ENERGY"), [h100_state(0)])
 
     sample = sample_of(fake)
@@ -278,7 +278,7 @@ def test_drivers_that_lack_functions_cost_what_those_give(tmp_path: Path) -> Non
     assert sample.errors == {}
 
 
-def test_fans_licence_retired_pages_and_peers_where_there_are_any(tmp_path: Path) -> None:
+def test_optional_hardware_readings_are_read_if_present(tmp_path: Path) -> None:
     guest: dict[str, object] = {
         "fans": 2, "fan.0": 30, "fan.1": 110, "virtualization": 2, "licensed": 1,
         "retired.0": 3, "retired.1": 0, "retired_pending": 1,
@@ -298,7 +298,7 @@ def test_fans_licence_retired_pages_and_peers_where_there_are_any(tmp_path: Path
 
 
 @pytest.mark.parametrize(("value", "action"), [(1, "gpu_reset"), (4, "drain_and_reset"), (7, "system_reboot"), (99, "action_99")])
-def test_recovery_action_by_name(tmp_path: Path, value: int, action: str) -> None:
+def test_recovery_action_is_published_by_name(tmp_path: Path, value: int, action: str) -> None:
     fake = FakeDriver(tmp_path, build_library(), [h100_state(0) | {"field.230": f"{value} ui"}])
 
     assert sample_of(fake, 0, frozenset({"gpu", "recovery"})).all("gpu_recovery_action") == {(action,): 1}

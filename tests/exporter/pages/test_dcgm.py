@@ -88,11 +88,11 @@ def values(body: str, name: str, **labels: str) -> list[float]:
     return [float(line.split()[-1]) for line in lines if all(f'{key}="{value}"' in line for key, value in labels.items())]
 
 
-def test_the_page_is_the_golden_one(page: MetricsPage) -> None:
+def test_page_matches_the_golden_file(page: MetricsPage) -> None:
     assert text(page) == (GOLDEN / "node.dcgm.txt").read_text(), f"if that is meant: python {__file__}"
 
 
-def test_units_are_those_of_dcgm(page: MetricsPage) -> None:
+def test_units_match_dcgm(page: MetricsPage) -> None:
     body = text(page)
     readings = {(reading.metric, reading.labels): reading.value for reading in sample_of(0).readings}
 
@@ -108,7 +108,7 @@ def test_units_are_those_of_dcgm(page: MetricsPage) -> None:
     assert 0 < of_first("PROF_PIPE_TENSOR_ACTIVE") < 1
 
 
-def test_where_there_is_no_vgpu_none_is_licensed() -> None:
+def test_vgpu_license_status_is_zero_without_a_vgpu() -> None:
     page = page_of(node_with(absent=(Absent("gpu_vgpu_license_status", "no_vgpu_guest"),)))
 
     body = text(page)
@@ -119,7 +119,7 @@ def test_where_there_is_no_vgpu_none_is_licensed() -> None:
     assert not [family for family in page.families() if family.name == "gpu_vgpu_license_status"]
 
 
-def test_labels_come_in_dcgms_order(page: MetricsPage) -> None:
+def test_labels_follow_the_dcgm_order(page: MetricsPage) -> None:
     body = text(page)
 
     assert (
@@ -132,7 +132,7 @@ def test_labels_come_in_dcgms_order(page: MetricsPage) -> None:
     assert ',hostname="node1",' in text(page, hostname_label="hostname")
 
 
-def test_a_divided_gpu_is_told_by_its_instances_and_never_twice(page: MetricsPage) -> None:
+def test_divided_gpu_is_listed_once_per_gpu_instance(page: MetricsPage) -> None:
     body = text(page)
 
     assert values(body, "DEV_FB_USED", UUID=DIVIDED) == [10 * 1024, 11 * 1024]
@@ -162,7 +162,7 @@ def shared(uuid: str, *pods: str, memory: dict[str, float] | None = None, sm: di
     ]
 
 
-def test_pods_that_share_a_gpu_have_series_of_their_own() -> None:
+def test_each_pod_sharing_a_gpu_has_separate_series() -> None:
     instance = "MIG-20000000-1111-bbbb-cccc-000000000000"
     of_gpu = shared(H100, "a", "b", "c", memory={"a": 1024, "b": 512}, sm={"a": 0.25, "b": 0.5, "c": 0})
     # a job of Slurm on the same GPU is no pod
@@ -190,7 +190,7 @@ def test_pods_that_share_a_gpu_have_series_of_their_own() -> None:
     assert len(set(names)) == len(names)
 
 
-def test_several_containers_of_a_pod_are_one_pod() -> None:
+def test_multiple_containers_of_a_pod_are_labelled_as_one_pod() -> None:
     labels = (("uuid", H100), ("namespace_k8s", "ml"), ("pod_k8s", "a"), ("container_k8s", "multiple"))
 
     body = text(page_of(node(), jobs=(Series("gpu_job_info", 1, labels),)))
@@ -199,7 +199,7 @@ def test_several_containers_of_a_pod_are_one_pod() -> None:
     assert "container=" not in body
 
 
-def test_a_mig_instance_that_several_pods_divide_has_the_pod_of_none() -> None:
+def test_mig_instance_divided_by_pods_has_no_pod_label() -> None:
     first = sample_of(2).mig_devices[0]
     second = msgspec.structs.replace(first, uuid="MIG-other", compute_instance=1)
     state = node_with(2, mig_devices=(first, second))
@@ -223,7 +223,7 @@ def test_a_gpu_that_is_down_has_no_values_but_its_last_xid(page: MetricsPage) ->
     assert values(text(page), "DEV_XID_ERRORS", UUID=H100) == [0]
 
 
-def test_rates_are_those_of_the_counters_between_two_samples() -> None:
+def test_rates_are_computed_from_two_samples() -> None:
     state = node()
     first = text(page_of(state))
     assert values(first, "PROF_PCIE_TX_BYTES", UUID=H100) == [2e9]
@@ -253,12 +253,12 @@ def test_a_counter_that_was_reset_has_no_rate() -> None:
     assert values(body, "PROF_PCIE_RX_BYTES") == [0]
 
 
-def test_what_only_one_gpu_cannot_give_is_said_of_that_gpu(page: MetricsPage) -> None:
+def test_metric_missing_on_one_gpu_is_noted_for_that_gpu(page: MetricsPage) -> None:
     # given two H100s, of which the one with MIG has no utilisation
     assert f"# DCGM_FI_DEV_GPU_UTIL not available on {DIVIDED}: not_supported\n" in text(page)
 
 
-def test_what_a_generation_cannot_give_is_said_once_per_model(page: MetricsPage) -> None:
+def test_metric_missing_on_a_generation_is_noted_once_per_model(page: MetricsPage) -> None:
     comments = [line for line in text(page).splitlines() if "A100" in line and line.startswith("# DCGM")]
 
     assert '# DCGM_FI_PROF_DRAM_ACTIVE not available on NVIDIA "A100"-SXM4-80GB: before_hopper' in comments
@@ -268,7 +268,7 @@ def test_what_a_generation_cannot_give_is_said_once_per_model(page: MetricsPage)
     assert eight.count("DCGM_FI_PROF_DRAM_ACTIVE not available") == 1
 
 
-def test_a_collector_that_is_off_is_named() -> None:
+def test_disabled_collector_is_named_in_a_comment() -> None:
     body = text(page_of(node(), collectors=ALL - {"encoder"}))
 
     assert "# DCGM_FI_DEV_ENC_UTIL not available: it needs --collector.encoder\n" in body
@@ -281,7 +281,7 @@ def served(page: MetricsPage, tmp_path: Path, *names: str) -> str:
     return text(page, file)
 
 
-def test_xids_have_dcgms_labels(page: MetricsPage, tmp_path: Path) -> None:
+def test_xid_series_have_the_dcgm_labels(page: MetricsPage, tmp_path: Path) -> None:
     body = text(page)
     assert values(body, "DEV_XID_ERRORS", UUID=HUNG, err_code="79", err_msg="The GPU no longer answers over PCIe.") == [79]
     assert values(body, "DEV_XID_ERRORS", UUID=H100, err_code="0", err_msg="no error") == [0]
@@ -347,7 +347,7 @@ def test_errors_of_links_are_served_by_kind(tmp_path: Path) -> None:
         assert [values(body, name) for name in names] == [[number]] * len(names), names
 
 
-def test_several_of_our_series_may_be_one_there(tmp_path: Path) -> None:
+def test_series_are_summed_into_one_dcgm_metric(tmp_path: Path) -> None:
     # given errors in both kinds of memory
     errors = tuple(
         Reading("gpu_ecc_errors_total", value, (("error", "corrected"), ("memory", memory)))
@@ -359,11 +359,11 @@ def test_several_of_our_series_may_be_one_there(tmp_path: Path) -> None:
     assert values(body, "DEV_ECC_SBE_VOL_TOTAL") == [7]
 
 
-def test_absent_metrics_without_a_dcgm_name_are_no_remark() -> None:
+def test_absent_metrics_without_a_dcgm_name_cause_no_comment() -> None:
     assert "not available" not in text(page_of(node_with(absent=(Absent("gpu_fan_speed_ratio", "not_supported"),))))
 
 
-def test_promtool_reads_it(page: MetricsPage, require_program: Callable[[str], str]) -> None:
+def test_page_is_parsed_by_promtool(page: MetricsPage, require_program: Callable[[str], str]) -> None:
     # DCGM sets names and help texts, so promtool's remarks about them are ignored
     checked = subprocess.run(
         [require_program("promtool"), "check", "metrics"], input=text(page).encode(), capture_output=True, check=False

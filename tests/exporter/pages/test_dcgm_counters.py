@@ -54,7 +54,7 @@ def test_the_default_set_has_the_names_and_types_of_dcgm_exporter() -> None:
     assert shown <= DEFAULT_SET.items()
 
 
-def test_counters_switch_no_collector_on_that_the_user_switched_off() -> None:
+def test_counters_do_not_enable_collectors_disabled_by_the_user() -> None:
     asked = ExporterSettings(
         collectors=DEFAULT_COLLECTORS - {"gpm"}, collectors_off=frozenset({"gpm"}), host="node1", compat_dcgm=True
     )
@@ -81,7 +81,7 @@ DCGM_FI_DEV_BRAND, label, Brand.
 """
 
 
-def test_a_file_of_counters_decides_on_names_types_and_help(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_counters_file_defines_names_types_and_help(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     file = tmp_path / "counters.csv"
     file.write_text(COUNTERS, encoding="utf-8-sig")  # with a byte order mark, as some editors save it
     served = DcgmPage(page_of(node(), collectors=frozenset(COLLECTORS)), read_counters(file))
@@ -119,7 +119,9 @@ def test_a_file_of_counters_decides_on_names_types_and_help(tmp_path: Path, capl
         (None, ":", "No such file"),
     ],
 )
-def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, content: str | bytes | None, where: str, reason: str) -> None:
+def test_error_in_a_malformed_file_names_file_and_line(
+    tmp_path: Path, content: str | bytes | None, where: str, reason: str
+) -> None:
     file = tmp_path / "counters.csv"
     if content is not None:
         file.write_bytes(content if isinstance(content, bytes) else content.encode())
@@ -132,7 +134,7 @@ def test_a_malformed_file_is_named_with_the_line(tmp_path: Path, content: str | 
     assert "\n" not in str(refusal.value)
 
 
-def test_every_dcgm_name_of_the_catalogue_is_one_thing() -> None:
+def test_every_dcgm_name_has_one_type_and_help() -> None:
     kinds: dict[str, set[tuple[str, str, bool]]] = {}
     for row in CATALOGUE:
         for entry in row.dcgm:

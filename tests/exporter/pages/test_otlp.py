@@ -128,7 +128,7 @@ def sent() -> Sent:
     return received.messages[0]
 
 
-def test_the_conventions_names_units_types_and_attributes(sent: Sent) -> None:
+def test_metrics_follow_the_hardware_semantic_conventions(sent: Sent) -> None:
     headers, message = sent
 
     assert (headers["path"], headers["content-type"], headers["x-tenant"]) == ("/v1/metrics", "application/x-protobuf", "ml")
@@ -195,7 +195,7 @@ def test_a_mig_device_names_its_parent(sent: Sent) -> None:
     ]
 
 
-def test_a_gpu_that_is_down_has_failed_and_has_no_values(sent: Sent) -> None:
+def test_gpu_that_is_down_has_status_failed_and_no_values(sent: Sent) -> None:
     data_points = points(sent[1])
 
     status = {dict(have)["hw.state"]: value for have, value in data_points["hw.status"].items() if ("hw.id", HUNG) in have}
@@ -216,7 +216,7 @@ def test_the_temporality_preference_is_honoured(
     assert metrics["hw.gpu.memory.usage"].sum.aggregation_temporality == 2  # a level stays cumulative
 
 
-def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
+def test_rank_metrics_have_the_gpu_as_attribute(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
     families = (
         SpoolFamily("rank_info", "gauge", "Who.", (Series("rank_info", 1, (("gpu_uuid", H100), ("run_id", "id-r"), *rank)),)),
@@ -234,7 +234,7 @@ def test_ranks_are_told_with_the_gpu_they_use(http_collector: Received, pushing:
     assert not [name for name in data_points if "xxx" in name]
 
 
-def test_a_histogram_is_sent_as_one(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
+def test_histogram_is_exported_as_histogram(http_collector: Received, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     pushing(page_of(node(), spool=loop("spool", spooled_histogram(1, 2, 3, total=40.5))))
 
     (metric,) = [item for item in _metrics(http_collector.wait(1)[0]) if item.name == "rankscope.rank.step_duration"]
@@ -256,7 +256,7 @@ def test_many_series_are_sent_in_several_messages(http_collector: Received, push
     assert max(sizes) <= 2048
 
 
-def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
+def test_metrics_are_exported_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[MetricsPage], OtlpPush]) -> None:
     received = Received()
 
     def export(request: Any, context: Any) -> ExportMetricsServiceResponse:
@@ -275,7 +275,7 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch, pushing: Callable[[MetricsPa
 
 
 @pytest.mark.slow
-def test_an_absent_collector_is_logged_once_and_gets_everything_later(
+def test_unreachable_collector_is_logged_once_and_gets_data_later(
     pushing: Callable[[MetricsPage], OtlpPush],
     monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
@@ -312,7 +312,7 @@ def test_an_absent_collector_is_logged_once_and_gets_everything_later(
 
 
 @pytest.mark.slow
-def test_stopping_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stop_does_not_wait_for_an_unresponsive_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.exporter.pages.otlp._STOP_S", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -338,7 +338,7 @@ def test_stopping_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch
         ("OTEL_METRIC_EXPORT_INTERVAL", "inf"),
     ],
 )
-def test_a_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
+def test_invalid_variable_is_named_in_the_error(monkeypatch: pytest.MonkeyPatch, variable: str, value: str) -> None:
     monkeypatch.setenv(variable, value)
 
     with pytest.raises(InputError, match=f"{variable}={value}"):
@@ -355,7 +355,7 @@ def test_the_sdk_can_be_disabled(http_collector: Received, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize(("protocol", "extra"), [("http/protobuf", "otlp"), ("grpc", "otlp-grpc")])
-def test_a_missing_extra_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch, protocol: str, extra: str) -> None:
+def test_missing_extra_error_shows_the_install_command(monkeypatch: pytest.MonkeyPatch, protocol: str, extra: str) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
     for kind in ("http", "grpc"):
         monkeypatch.setitem(sys.modules, f"opentelemetry.exporter.otlp.proto.{kind}.metric_exporter", None)

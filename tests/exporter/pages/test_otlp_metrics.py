@@ -28,7 +28,7 @@ from rankscope.exporter.spool.series import SpoolFamily
         (Reading("gpu_row_remap_failure", 0), "ok"),
     ],
 )
-def test_what_the_driver_asks_for_is_a_status(reading: Reading, status: str) -> None:
+def test_recovery_action_maps_to_a_hardware_status(reading: Reading, status: str) -> None:
     point_of_state = Exported(page_of(node_with(readings=(reading,)))).points("hw.status")
 
     assert {point.attributes["hw.state"] for point in point_of_state if point.value == 1} == {status}
@@ -102,7 +102,7 @@ def test_a_counter_keeps_its_start_until_it_is_reset() -> None:
     assert (after.value, after.start_time_unix_nano) == (20, last.time_unix_nano)
 
 
-def test_deltas_are_what_was_added_since_the_last_accepted_message() -> None:
+def test_deltas_count_from_the_last_accepted_message() -> None:
     counter = _Counter(deltas=True)
 
     points = [counter.energy(joules) for joules in (500, 700, 10)]
@@ -115,7 +115,7 @@ def test_deltas_are_what_was_added_since_the_last_accepted_message() -> None:
 
 
 @pytest.mark.parametrize("deltas", [False, True])
-def test_a_ranks_histogram_stays_a_histogram_over_a_restart_of_the_rank(deltas: bool) -> None:
+def test_rank_histogram_survives_a_restart_of_the_rank(deltas: bool) -> None:
     page = page_of(node())
     exported = Exported(page, deltas=deltas)
     collected = []
@@ -138,7 +138,7 @@ def test_a_ranks_histogram_stays_a_histogram_over_a_restart_of_the_rank(deltas: 
     assert collected == ([((0, 0, 0), 0), ((1, 0, 1), 31), ((0, 1, 0), 2.5)] if deltas else cumulative)
 
 
-def test_a_run_that_ended_leaves_no_point_and_no_memory() -> None:
+def test_ended_run_leaves_no_data_points_or_state() -> None:
     page = page_of(node(), spool=loop("spool", spooled_histogram(1, 0, 0, total=0.5)))
     exported = Exported(page)
     with_run = exported.metrics()
@@ -152,7 +152,7 @@ def test_a_run_that_ended_leaves_no_point_and_no_memory() -> None:
     assert kept[0] == kept[10] > kept[-1]
 
 
-def test_values_that_are_no_numbers_are_left_out_and_cost_nothing_else() -> None:
+def test_nan_values_are_omitted_without_affecting_others() -> None:
     rank = (("rank", "3"), ("run", "r"), ("slot", "0"))
     loss = SpoolFamily("rank_loss", "gauge", "Loss.", (Series("rank_loss", float("nan"), rank),))
     sample = spooled_histogram(1, 0, 0, total=0.5)
@@ -164,7 +164,7 @@ def test_values_that_are_no_numbers_are_left_out_and_cost_nothing_else() -> None
     assert names >= {"rankscope.rank.step_duration", "hw.power"}
 
 
-def test_every_name_is_one_instrument() -> None:
+def test_every_otel_name_has_one_type_and_unit() -> None:
     kinds: dict[str, set[tuple[str, str]]] = {}
     for row in CATALOGUE:
         otel = otel_name(row.name, row.type)

@@ -91,13 +91,13 @@ def _without_versions(body: str) -> str:
     return body.replace(platform.python_version(), "PYTHON").replace(f'version="{version("rankscope")}"', 'version="VERSION"')
 
 
-def test_the_page_is_the_golden_one(page: MetricsPage) -> None:
+def test_page_matches_the_golden_file(page: MetricsPage) -> None:
     assert _without_versions(page.render()[0].decode()) == (GOLDEN / "node.txt").read_text(), (
         f"if that is meant: python {__file__}"
     )
 
 
-def test_prometheus_has_nothing_to_object_to(page: MetricsPage, require_program: Callable[[str], str]) -> None:
+def test_page_passes_promtool_and_openmetrics_parsing(page: MetricsPage, require_program: Callable[[str], str]) -> None:
     checked = subprocess.run(
         [require_program("promtool"), "check", "metrics"], input=page.render()[0], capture_output=True, check=False
     )
@@ -106,7 +106,7 @@ def test_prometheus_has_nothing_to_object_to(page: MetricsPage, require_program:
     assert len(list(parse_openmetrics(page.render(OPENMETRICS)[0].decode()))) == len(page.families())  # type: ignore[no-untyped-call]
 
 
-def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: MetricsPage) -> None:
+def test_families_and_labels_follow_the_catalogue_order(page: MetricsPage) -> None:
     families = page.families()
 
     own = [family.name for family in families if family.name in BY_NAME]
@@ -118,7 +118,7 @@ def test_families_come_in_the_catalogues_order_and_labels_as_it_has_them(page: M
             assert names == [name for name in BY_NAME[family.name].labels if name in names], family.name
 
 
-def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: MetricsPage) -> None:
+def test_hung_gpu_keeps_only_identity_and_error_series(page: MetricsPage) -> None:
     about_it = {
         name: value for name, sample in series(page).items() for labels, value in sample.items() if ("uuid", HUNG) in labels
     }
@@ -136,7 +136,7 @@ def test_a_gpu_that_hangs_keeps_its_identity_and_nothing_else(page: MetricsPage)
     assert _of(page, "gpu_down_info", uuid=HUNG, reason="hung") == [1]
 
 
-def test_a_collector_fails_with_any_gpu_that_is_up_not_with_those_down(page: MetricsPage) -> None:
+def test_collector_success_considers_only_gpus_that_are_up(page: MetricsPage) -> None:
     success = {dict(labels)["collector"]: value for labels, value in series(page)["rankscope_exporter_collector_success"].items()}
     slowest = _of(page, "rankscope_exporter_collector_duration_seconds", collector="temperature")
 
@@ -154,7 +154,7 @@ def test_problems_name_the_gpu_and_the_call(page: MetricsPage) -> None:
     assert "nvmlDeviceGetUUID: gpu_is_lost" in unidentified[1]
 
 
-def test_gpus_without_a_name_are_a_problem_unless_they_are_somebody_elses(state: FleetState) -> None:
+def test_unidentified_gpus_are_a_problem_unless_bound_to_another_driver(state: FleetState) -> None:
     foreign = (("00000000:8a:00.0", "not_in_driver", "it is on the PCI bus, but bound to vfio-pci"),)
     state = msgspec.structs.replace(state, gpus=(), unidentified=3, unidentified_gpus=foreign)
 
@@ -162,7 +162,7 @@ def test_gpus_without_a_name_are_a_problem_unless_they_are_somebody_elses(state:
     assert (about, text.endswith(": 2")) == ("gpu", True)
 
 
-def test_a_driver_that_stops_answering_is_a_problem_even_if_gpus_go_on(state: FleetState) -> None:
+def test_unresponsive_driver_is_reported_as_a_problem(state: FleetState) -> None:
     assert _of(page_of(state), "rankscope_exporter_driver_answers") == [1]
     state = msgspec.structs.replace(
         state,
@@ -183,7 +183,7 @@ def test_a_driver_that_stops_answering_is_a_problem_even_if_gpus_go_on(state: Fl
     assert _of(never, "rankscope_exporter_driver_answers") == []
 
 
-def test_jobs_of_a_mig_device_end_with_it_not_with_the_answers_of_its_gpu(state: FleetState) -> None:
+def test_mig_job_series_end_only_with_the_mig_device(state: FleetState) -> None:
     uuid = sample_of(2).mig_devices[0].uuid
     jobs = tuple(Series("gpu_allocated", 1, (("uuid", item),)) for item in (uuid, "MIG-destroyed", DIVIDED))
     now = [node_with(2)]
@@ -200,7 +200,7 @@ def test_jobs_of_a_mig_device_end_with_it_not_with_the_answers_of_its_gpu(state:
     assert allocated() == {DIVIDED}
 
 
-def test_without_a_driver_the_page_says_so_and_goes_on() -> None:
+def test_page_without_a_driver_reports_the_problem() -> None:
     nothing = FleetState((), None, {"pci": 8}, 8, 0, None, "the driver's library is not there")
     page = page_of(nothing, spool=loop("spool", None, reason="no sample yet", fresh=False))
 
@@ -213,20 +213,20 @@ def test_without_a_driver_the_page_says_so_and_goes_on() -> None:
     assert not _of(page, "nvswitch_devices")
 
 
-def test_where_no_gpu_is_up_no_collector_succeeds(state: FleetState) -> None:
+def test_collectors_fail_if_no_gpu_is_up(state: FleetState) -> None:
     page = page_of(msgspec.structs.replace(state, gpus=state.gpus[3:]))
 
     assert _of(page, "rankscope_exporter_collector_success", collector="power") == [0]
 
 
-def test_stale_values_of_a_loop_are_left_out(state: FleetState) -> None:
+def test_stale_values_are_omitted(state: FleetState) -> None:
     page = page_of(state, jobs=loop("jobs", JOBS, reason="the last sample is too old", fresh=False))
 
     assert not _of(page, "gpu_job_info")
     assert _of(page, "rankscope_exporter_collector_success", collector="jobs") == [0]
 
 
-def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) -> None:
+def test_gpu_in_use_is_absent_for_a_gpu_that_is_down(state: FleetState) -> None:
     # given a pass over the jobs made before two GPUs went down, one of them with MIG devices
     def page_with(*down: int) -> MetricsPage:
         gpus = [
@@ -244,7 +244,7 @@ def test_whether_a_gpu_that_is_down_is_in_use_nobody_knows(state: FleetState) ->
     assert (len(_of(before, "gpu_in_use")), len(_of(before, "gpu_allocated"))) == (0, 4)
 
 
-def test_a_scrape_may_ask_for_some_collectors(page: MetricsPage) -> None:
+def test_scrape_can_select_collectors(page: MetricsPage) -> None:
     asked = series(page, ["clocks", "spool"])
 
     assert "gpu_clock_hertz" in asked
@@ -258,7 +258,7 @@ def test_a_scrape_may_ask_for_some_collectors(page: MetricsPage) -> None:
     assert "rank_steps_total" not in series(page, ["clocks"])
 
 
-def test_two_metrics_that_openmetrics_cannot_tell_apart_are_given_as_text(state: FleetState) -> None:
+def test_ambiguous_openmetrics_names_fall_back_to_text_format(state: FleetState) -> None:
     both = _spooled(("rank_steps", "gauge", 7), ("rank_steps_total", "counter", 40))
     body, content_type = page_of(state, spool=loop("spool", both)).render(OPENMETRICS)
 
@@ -267,14 +267,14 @@ def test_two_metrics_that_openmetrics_cannot_tell_apart_are_given_as_text(state:
     assert b'rank_steps_total{rank="0",run="r",slot="0"} 40\n' in body
 
 
-def test_a_ranks_counter_below_zero_is_not_relayed() -> None:
+def test_negative_rank_counter_is_not_relayed() -> None:
     both = _spooled(("rank_odd_total", "counter", -1), ("rank_other_total", "counter", float("nan")), ("rank_x", "gauge", -1))
     relayed = series(page_of(None, spool=loop("spool", both)))
 
     assert {"rank_x"} == {name for name in relayed if name.startswith("rank_") and name != "rank_state"}
 
 
-def test_a_metric_nobody_knows_costs_itself_only(caplog: pytest.LogCaptureFixture) -> None:
+def test_unknown_metric_is_logged_and_affects_no_other(caplog: pytest.LogCaptureFixture) -> None:
     page = page_of(None, jobs=loop("jobs", (Series("gpu_jobz", 1), *JOBS)))
 
     for _ in range(3):
@@ -293,7 +293,7 @@ READINGS = st.builds(
 
 
 @given(st.lists(st.lists(READINGS, max_size=6), min_size=2, max_size=4))
-def test_what_is_kept_from_page_to_page_does_not_show(passes: list[list[Reading]]) -> None:
+def test_cached_page_equals_a_fresh_page(passes: list[list[Reading]]) -> None:
     # given one page over several passes, in which readings appear, disappear, change, move or are duplicated
     absent = (Absent("gpu_mig_sm_active_ratio", "first_sample"),) * 2  # of two MIG devices that were just created
     states = [node_with(readings=tuple(readings), absent=absent) for readings in passes]
@@ -318,7 +318,7 @@ MOVING = re.compile(
 
 
 @pytest.mark.slow
-def test_the_page_of_the_real_exporter_is_the_golden_one(
+def test_page_of_the_exporter_process_matches_the_golden_file(
     start_exporter: StartExporter, fake_nvml_library: Path, tmp_path: Path
 ) -> None:
     # given an H100, an A100, an H100 divided by MIG, and one that is lost

@@ -22,9 +22,7 @@ def test_the_number_of_files_is_bounded(tmp_path: Path) -> None:
     assert sample.rejected == {"too_many_files": 5, "empty": MAX_FILES_OF_USER}
 
 
-def test_a_folder_full_of_anything_is_not_read_to_its_end_and_that_is_seen(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_listing_of_a_huge_folder_is_bounded_and_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.exporter.spool.reading.MAX_NAMES", 20)
     for number in range(30):
         (tmp_path / f"{number}.txt").write_bytes(b"")
@@ -34,7 +32,7 @@ def test_a_folder_full_of_anything_is_not_read_to_its_end_and_that_is_seen(
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
 @pytest.mark.parametrize(("users", "too_many"), [(1, MAX_FILES - MAX_FILES_OF_USER), (2, 1)])
-def test_users_with_too_many_files_cost_nobody_else(tmp_path: Path, users: int, too_many: int) -> None:
+def test_users_with_too_many_files_do_not_affect_other_users(tmp_path: Path, users: int, too_many: int) -> None:
     for number in range(MAX_FILES):
         (tmp_path / f"{number}.prom").write_bytes(b"")
         os.chown(tmp_path / f"{number}.prom", 1001 + number % users, 1001)
@@ -50,7 +48,7 @@ def test_users_with_too_many_files_cost_nobody_else(tmp_path: Path, users: int, 
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
-def test_a_crowd_of_names_hides_neither_known_ranks_nor_those_of_others(tmp_path: Path) -> None:
+def test_many_files_hide_neither_known_ranks_nor_other_users(tmp_path: Path) -> None:
     (tmp_path / "known.prom").write_text(GOOD)
     spool = spool_of(tmp_path)
     spool.read()
@@ -66,7 +64,7 @@ def test_a_crowd_of_names_hides_neither_known_ranks_nor_those_of_others(tmp_path
     assert sample.rejected == {"too_many_files": 8200 - MAX_FILES_OF_USER, "empty": MAX_FILES_OF_USER}
 
 
-def test_ranks_known_before_stay_where_the_list_is_cut_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_known_ranks_stay_if_the_listing_is_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "known.prom").write_text(GOOD)
     spool = spool_of(tmp_path)
     spool.read()
@@ -80,7 +78,7 @@ def test_ranks_known_before_stay_where_the_list_is_cut_off(tmp_path: Path, monke
     assert spool_of(tmp_path).read().states == {}
 
 
-def test_a_user_whose_files_are_too_long_together_loses_the_oldest(tmp_path: Path) -> None:
+def test_user_over_the_byte_limit_loses_the_oldest_files(tmp_path: Path) -> None:
     fits = MAX_BYTES_OF_USER // MAX_BYTES
     for number in range(fits + 3):
         (tmp_path / f"{number}.prom").write_text("#\n" + "#" * 3000 + "\n")
@@ -89,7 +87,7 @@ def test_a_user_whose_files_are_too_long_together_loses_the_oldest(tmp_path: Pat
     assert spool_of(tmp_path).read().rejected == {"too_many_files": 3, "not_prometheus_text": fits}
 
 
-def test_a_user_with_too_many_series_loses_the_oldest_and_harms_no_other(tmp_path: Path) -> None:
+def test_user_over_the_series_limit_loses_the_oldest_files(tmp_path: Path) -> None:
     per_file = 100
     text = "".join(f'rank_x{{{LABELS},l="{number}"}} 1\n' for number in range(per_file - 1))
     files = MAX_SERIES_OF_USER // per_file + 2
@@ -107,7 +105,7 @@ def test_a_user_with_too_many_series_loses_the_oldest_and_harms_no_other(tmp_pat
     assert sample.states[R2] == "running"
 
 
-def test_a_file_just_too_large_is_refused_and_one_at_the_limit_is_read(tmp_path: Path) -> None:
+def test_file_at_the_size_limit_is_read_and_a_larger_file_is_refused(tmp_path: Path) -> None:
     padding = "".join(f"# {'x' * 997}\n" for _ in range(MAX_BYTES // 1000 + 1))
     at_limit = GOOD + padding[: MAX_BYTES - len(GOOD) - 1] + "\n"
     (tmp_path / "a.prom").write_text(at_limit)

@@ -57,7 +57,7 @@ from rankscope.exporter.spool.series import RejectedError, SpoolContent
         (b"# TYPE rank_x gauge\n" + b"".join(gauge(f'{LABELS},l="{i}"') for i in range(MAX_SERIES + 1)), "too_many_series"),
     ],
 )
-def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes, reason: str) -> None:
+def test_invalid_file_is_refused_with_the_reason(content: bytes, reason: str) -> None:
     with pytest.raises(RejectedError) as refused:
         parse(content)
     assert refused.value.reason == reason
@@ -73,7 +73,7 @@ def test_a_file_that_is_not_as_agreed_is_refused_with_the_reason(content: bytes,
         (r'{%s,a="\\n\n\""} +Inf', {"a": '\\n\n"'}, math.inf),
     ],
 )  # fmt: skip
-def test_a_line_is_read_as_it_was_meant(line: str, labels: dict[str, str], value: float) -> None:
+def test_valid_line_is_parsed(line: str, labels: dict[str, str], value: float) -> None:
     _, family = parse(f"{INFO}# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode()).families
 
     ((name, read, number),) = [(series.metric, dict(series.labels), series.value) for series in family.series]
@@ -86,14 +86,14 @@ def test_a_line_is_read_as_it_was_meant(line: str, labels: dict[str, str], value
         '{%s,a="1" b="2"} 1', '{%s,a="1",a="2"} 1', "{%s,a='1'} 1", '{%s,a="1} 1', "{%s} 0x10", "{%s} 1_000", "{%s}", "{%s",
     ],
 )  # fmt: skip
-def test_a_line_that_is_none_costs_the_file(line: str) -> None:
+def test_invalid_line_rejects_the_file(line: str) -> None:
     with pytest.raises(RejectedError) as refused:
         parse(f"# TYPE rank_x gauge\nrank_x{line % LABELS}\n".encode())
     assert refused.value.reason == "not_prometheus_text"
 
 
 @given(text=st.text(max_size=300))
-def test_any_text_is_read_or_refused(text: str) -> None:
+def test_arbitrary_text_is_rejected(text: str) -> None:
     with pytest.raises(RejectedError):  # such a text has no identity of a rank
         parse(text.encode())
 
@@ -114,7 +114,7 @@ SOUND = (("0.5", "1"), ("1.0", "1"), ("+Inf", "3"))
 @pytest.mark.parametrize(
     "text", [histogram(*SOUND), histogram(("+Inf", "3")), histogram(*SOUND, labels=',l="a"') + histogram(*SOUND, labels=',l="b"')]
 )
-def test_a_sound_histogram_is_read(text: str) -> None:
+def test_valid_histogram_is_read(text: str) -> None:
     families = parse(histogram_file(text)).families
 
     assert [(family.name, family.type) for family in families][1:] == [("rank_x_duration_seconds", "histogram")]
@@ -144,14 +144,14 @@ def test_a_sound_histogram_is_read(text: str) -> None:
         histogram(*SOUND) + histogram(*SOUND, labels=',l="b"') + histogram(("2.0", "1"), ("+Inf", "3")),
     ],
 )
-def test_a_histogram_that_is_none_costs_the_file(text: str) -> None:
+def test_invalid_histogram_rejects_the_file(text: str) -> None:
     with pytest.raises(RejectedError) as refused:
         parse(histogram_file(text))
     assert refused.value.reason in {"wrong_histogram", "repeated_series"}
 
 
 @given(text=st.text('0123456789.eE+-NaInf_ \t{}"#\n', max_size=12), position=st.integers(0, 10_000))
-def test_reading_only_values_never_differs_from_reading_all(text: str, position: int) -> None:
+def test_template_reading_equals_full_parsing(text: str, position: int) -> None:
     good = (INFO + gauge(value="1").decode() + gauge(value="NaN", name="rank_y").decode()).encode()
     file = parse(good)
     template = SpoolTemplate.of(good, file)
@@ -171,7 +171,7 @@ def test_reading_only_values_never_differs_from_reading_all(text: str, position:
     assert quick is None or quick == outcome(lambda: parse(bytes(changed)))
 
 
-def test_what_the_recorder_publishes_is_relayed_to_the_last_series(tmp_path: Path) -> None:
+def test_every_series_of_the_recorder_is_relayed(tmp_path: Path) -> None:
     text = rank_text()
     (tmp_path / "a.prom").write_text(text)
 
@@ -193,7 +193,7 @@ def lines(caplog: pytest.LogCaptureFixture) -> list[tuple[object, ...]]:
     return [(fields["file"], fields["uid"], fields["reason"]) for fields in logged]
 
 
-def test_each_file_is_named_once_for_each_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_rejected_file_is_logged_once_per_reason(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     spool, me = spool_of(tmp_path), os.getuid()
     (tmp_path / "good.prom").write_text(GOOD)
     file = tmp_path / "bad.prom"
@@ -215,7 +215,7 @@ def test_each_file_is_named_once_for_each_reason(tmp_path: Path, caplog: pytest.
     assert lines(caplog) == [("bad.prom", me, "not_utf8")]
 
 
-def test_an_unforeseen_error_costs_the_file_that_causes_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_rejects_only_that_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "good.prom").write_text(GOOD)
     (tmp_path / "odd.prom").write_text(GOOD.replace("r1", "odd"))
 
@@ -231,7 +231,7 @@ def test_an_unforeseen_error_costs_the_file_that_causes_it(tmp_path: Path, monke
     assert (sample.ok_files, sample.rejected) == (1, {"exporter_defect": 1})
 
 
-def test_many_rejected_files_fill_neither_log_nor_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_rejected_files_do_not_flood_log_or_page(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     now_s = [0.0]
     spool = spool_of(tmp_path, monotonic=lambda: now_s[0])
     for reading in range(5):
@@ -250,7 +250,7 @@ def test_many_rejected_files_fill_neither_log_nor_page(tmp_path: Path, caplog: p
     assert "late.prom" in {name for name, *_ in lines(caplog)}
 
 
-def test_the_limit_of_lines_is_of_an_hour(caplog: pytest.LogCaptureFixture) -> None:
+def test_rejection_log_is_limited_per_hour(caplog: pytest.LogCaptureFixture) -> None:
     now_s = [0.0]
     log = RejectionLog(lambda: now_s[0])
     for minute in range(180):

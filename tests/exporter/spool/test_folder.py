@@ -18,7 +18,7 @@ from rankscope.exporter.spool.folder import SpoolFolder, default_spool, make_spo
 from rankscope.exporter.spool.reading import Spool, SpoolError
 
 
-def test_a_missing_folder_is_an_error_that_names_it_and_heals(tmp_path: Path) -> None:
+def test_missing_folder_is_a_named_error_until_created(tmp_path: Path) -> None:
     spool = spool_of(tmp_path / "later")
     with pytest.raises(SpoolError, match=r"later: No such file"):
         spool.read()
@@ -39,14 +39,14 @@ def _failing(call: Callable[..., Any], *names: str) -> Callable[..., Any]:
     return fails
 
 
-def test_a_spool_that_cannot_be_read_is_an_error_that_names_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_spool_is_an_error_with_the_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "scandir", _failing(os.scandir))
 
     with pytest.raises(SpoolError, match=re.escape(str(tmp_path))):
         spool_of(tmp_path).read()
 
 
-def test_a_file_that_cannot_be_read_costs_only_its_own_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreadable_file_affects_only_one_rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "a.prom").write_text(GOOD)
     (tmp_path / "b.prom").write_text(GOOD.replace("r1", "r2"))
     monkeypatch.setattr(os, "stat", _failing(os.stat, "b.prom"))
@@ -57,7 +57,7 @@ def test_a_file_that_cannot_be_read_costs_only_its_own_rank(tmp_path: Path, monk
     assert sample.rejected == {"unreadable": 1}
 
 
-def test_folders_in_the_spool_cost_no_descriptors(tmp_path: Path) -> None:
+def test_folders_in_the_spool_use_no_descriptors(tmp_path: Path) -> None:
     for number in range(64):
         (tmp_path / f"nccl-inspector-{number}").mkdir()
         (tmp_path / f"{number}.prom").mkdir()
@@ -73,7 +73,7 @@ def test_folders_in_the_spool_cost_no_descriptors(tmp_path: Path) -> None:
     assert sample.rejected == {"not_regular": 64}
 
 
-def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
+def test_shared_spool_has_sticky_world_writable_mode(tmp_path: Path) -> None:
     assert make_spool(SpoolFolder(tmp_path / "new" / "spool"), mode=0o1777)
     assert (tmp_path / "new" / "spool").stat().st_mode & 0o7777 == 0o1777
     (tmp_path / "file").write_text("")
@@ -84,7 +84,7 @@ def test_a_spool_for_all_users_is_like_tmp(tmp_path: Path) -> None:
     ("before", "name", "after"),
     [(0o755, None, 0o1777), (0o755, "of-an-administrator", 0o755), (0o750, None, 0o750), (0o700, None, 0o700)],
 )
-def test_an_empty_folder_of_the_kubelet_is_opened_to_all_users(tmp_path: Path, before: int, name: str | None, after: int) -> None:
+def test_empty_kubelet_folder_is_made_world_writable(tmp_path: Path, before: int, name: str | None, after: int) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     spool.chmod(before)
@@ -115,13 +115,13 @@ def no_system_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.exporter.spool.folder.SYSTEM_SPOOL", tmp_path / "file" / "spool")
 
 
-def test_without_the_system_folder_the_spool_is_the_users_own(no_system_spool: None) -> None:
+def test_spool_is_private_without_the_system_folder(no_system_spool: None) -> None:
     runtime = SpoolFolder(Path("/run/user/7/rankscope/spool"), private=True)
     assert default_spool({"XDG_RUNTIME_DIR": "/run/user/7"}) == runtime
     assert default_spool({}) == SpoolFolder(Path(f"/tmp/rankscope-{os.getuid()}/spool"), private=True)
 
 
-def test_who_only_looks_makes_no_system_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reading_creates_no_system_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = tmp_path / "rankscope" / "spool"
     monkeypatch.setattr("rankscope.exporter.spool.folder.SYSTEM_SPOOL", system)
 
@@ -132,7 +132,7 @@ def test_who_only_looks_makes_no_system_folder(tmp_path: Path, monkeypatch: pyte
     assert default_spool({}, make=False) == SpoolFolder(system)
 
 
-def test_a_spool_of_ones_own_is_closed_to_others_and_read(no_system_spool: None, tmp_path: Path) -> None:
+def test_private_spool_is_closed_to_other_users_and_read(no_system_spool: None, tmp_path: Path) -> None:
     folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
     assert make_spool(folder, mode=0o1777)
     assert [path.stat().st_mode & 0o7777 for path in (folder.path.parent, folder.path)] == [0o700, 0o700]
@@ -168,7 +168,7 @@ def _link(path: Path) -> None:
         (_link, "a link"),
     ],
 )
-def test_a_spool_of_ones_own_is_never_read_when_others_could_write_there(
+def test_private_spool_writable_by_others_is_not_read(
     take_over: Callable[[Path], None], words: str, level: str, no_system_spool: None, tmp_path: Path
 ) -> None:
     folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
@@ -181,7 +181,7 @@ def test_a_spool_of_ones_own_is_never_read_when_others_could_write_there(
         Spool(folder, stale_s=300.0, forget_s=86400.0).read()
 
 
-def test_a_folder_that_others_made_first_gets_no_spool(no_system_spool: None, tmp_path: Path) -> None:
+def test_no_spool_is_created_in_a_folder_writable_by_others(no_system_spool: None, tmp_path: Path) -> None:
     folder = default_spool({"XDG_RUNTIME_DIR": str(tmp_path / "runtime")})
     folder.path.parent.mkdir(parents=True)
     folder.path.parent.chmod(0o1777)
@@ -190,7 +190,7 @@ def test_a_folder_that_others_made_first_gets_no_spool(no_system_spool: None, tm
     assert not folder.path.exists()
 
 
-def test_a_spool_that_cannot_be_trusted_is_reported_and_the_rest_goes_on(start_exporter: StartExporter, tmp_path: Path) -> None:
+def test_untrusted_spool_is_reported_and_other_metrics_continue(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "runtime" / "rankscope" / "spool"
     spool.mkdir(parents=True)
     spool.chmod(0o777)

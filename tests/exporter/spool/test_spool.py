@@ -15,7 +15,7 @@ from rankscope.exporter.spool.file import parse
 from rankscope.exporter.spool.reading import SpoolSample
 
 
-def test_of_two_files_for_one_series_the_fresher_counts(tmp_path: Path) -> None:
+def test_fresher_file_provides_a_duplicate_series(tmp_path: Path) -> None:
     (tmp_path / "a.prom").write_text(gauged(1))
     (tmp_path / "b.prom").write_text(gauged(2))
     os.utime(tmp_path / "a.prom", (1000, 1000))
@@ -40,7 +40,7 @@ def test_a_stale_duplicate_does_not_make_a_running_rank_silent(tmp_path: Path) -
     assert {family.name for family in sample.families} == {"rank_info", "rank_steps_total", "rank_last_step_timestamp_seconds"}
 
 
-def test_a_file_from_the_future_is_refused_as_it_would_never_be_silent(tmp_path: Path) -> None:
+def test_file_with_a_future_mtime_is_refused(tmp_path: Path) -> None:
     (tmp_path / "a.prom").write_text(GOOD)
     os.utime(tmp_path / "a.prom", (9000, 9000))
 
@@ -65,7 +65,7 @@ class Clocks:
 
 
 @pytest.mark.parametrize("step_s", [3600.0, 400_000.0, -3600.0, -400_000.0])
-def test_setting_the_clock_makes_nobody_silent_and_nobody_fresh(step_s: float, tmp_path: Path) -> None:
+def test_clock_change_does_not_change_rank_states(step_s: float, tmp_path: Path) -> None:
     # given a rank that runs and one that is silent
     clocks = Clocks()
     spool = spool_of(tmp_path, now=clocks.now, monotonic=clocks.monotonic)
@@ -94,7 +94,7 @@ def test_setting_the_clock_makes_nobody_silent_and_nobody_fresh(step_s: float, t
     assert spool.read().states == {R1: "silent"}
 
 
-def test_a_file_whose_time_is_set_back_by_hand_is_as_old_as_that(tmp_path: Path) -> None:
+def test_file_age_follows_a_changed_mtime(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     (tmp_path / "a.prom").write_text(GOOD)
     assert spool.read().states == {R1: "running"}
@@ -104,7 +104,7 @@ def test_a_file_whose_time_is_set_back_by_hand_is_as_old_as_that(tmp_path: Path)
 
 
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can make files of other users")
-def test_a_run_belongs_to_the_user_who_mentioned_it_first(tmp_path: Path) -> None:
+def test_run_belongs_to_the_first_user_that_published_files(tmp_path: Path) -> None:
     genuine = tmp_path / "mine.prom"
     genuine.write_text(gauged(1))
     os.chown(genuine, 1001, 1001)
@@ -121,7 +121,7 @@ def test_a_run_belongs_to_the_user_who_mentioned_it_first(tmp_path: Path) -> Non
     assert sample.owners == {"id-r1": 1001}
 
 
-def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path) -> None:
+def test_rewritten_file_is_read_again_and_removed_file_disappears(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     file, replacement = tmp_path / "a.prom", tmp_path / ".a.tmp"
     for value in (1.0, 2.0):
@@ -134,7 +134,7 @@ def test_a_rewritten_file_is_read_again_and_a_removed_one_is_gone(tmp_path: Path
     assert spool.read().states == {}
 
 
-def test_a_file_with_changed_values_is_read_anew_and_keeps_the_rest(tmp_path: Path) -> None:
+def test_changed_values_are_read_and_unchanged_objects_are_reused(tmp_path: Path) -> None:
     def write(text: str) -> SpoolSample:
         (tmp_path / "next").write_text(text)
         (tmp_path / "next").replace(tmp_path / "a.prom")
@@ -175,7 +175,7 @@ def test_another_user_cannot_take_over_the_series_of_a_rank(tmp_path: Path) -> N
     assert values_of(spool.read()) == [2.0]
 
 
-def test_a_run_that_is_started_again_in_the_same_file_has_the_same_series(tmp_path: Path) -> None:
+def test_restarted_run_in_the_same_file_updates_the_run_id(tmp_path: Path) -> None:
     spool = spool_of(tmp_path)
     for run_id in ("id-r1", "id-r2"):
         (tmp_path / "next").write_text(GOOD.replace("id-r1", run_id))
@@ -185,7 +185,7 @@ def test_a_run_that_is_started_again_in_the_same_file_has_the_same_series(tmp_pa
         assert [dict(item.labels)["run_id"] for family in sample.families[:1] for item in family.series] == [run_id]
 
 
-def test_a_rank_with_its_recorder_off_is_neither_running_nor_silent(tmp_path: Path) -> None:
+def test_rank_with_a_disabled_recorder_has_state_disabled(tmp_path: Path) -> None:
     (tmp_path / "a.prom").write_bytes(INFO.encode() + gauge(name="rank_recorder_disabled"))
     (tmp_path / "b.prom").write_bytes(
         INFO.replace("r1", "r2").encode() + gauge(LABELS.replace("r1", "r2"), name="rank_recorder_disabled", value="0")
@@ -200,7 +200,7 @@ def test_a_rank_with_its_recorder_off_is_neither_running_nor_silent(tmp_path: Pa
 
 
 @pytest.mark.slow
-def test_a_rank_on_the_page_and_its_silence(start_exporter: StartExporter, tmp_path: Path) -> None:
+def test_rank_on_the_page_becomes_silent_and_is_then_forgotten(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     file = spool / "0-r1-3.prom"
@@ -230,7 +230,7 @@ def test_a_rank_on_the_page_and_its_silence(start_exporter: StartExporter, tmp_p
 
 
 @pytest.mark.slow
-def test_hostile_files_cost_themselves_only(start_exporter: StartExporter, tmp_path: Path) -> None:
+def test_hostile_files_are_rejected_without_affecting_others(start_exporter: StartExporter, tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     (spool / "good.prom").write_text(GOOD)

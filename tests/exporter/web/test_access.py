@@ -85,7 +85,7 @@ def served_serial(exporter: RunningExporter, certificates: Certificates) -> str:
     return str(certificate["serialNumber"])
 
 
-def test_tls_serves_clients_that_verify_it_and_cuts_off_silent_ones(
+def test_tls_serves_verifying_clients_and_disconnects_silent_clients(
     start_exporter: StartExporter, certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(TLS % ", min_version: TLS13"), prelude=HURRIED)
@@ -108,7 +108,7 @@ def test_tls_serves_clients_that_verify_it_and_cuts_off_silent_ones(
                     pass
 
 
-def test_client_certificates(
+def test_client_certificates_are_verified(
     start_exporter: StartExporter, certificates: Certificates, web_config: Callable[[str], Path]
 ) -> None:
     certificates.issue("prometheus", "DNS:prometheus.example")
@@ -159,7 +159,7 @@ def test_a_new_certificate_is_served_without_dropping_a_connection(
     kept.close()
 
 
-def test_passwords_and_headers(start_exporter: StartExporter, web_config: Callable[[str], Path]) -> None:
+def test_passwords_are_required_and_headers_are_sent(start_exporter: StartExporter, web_config: Callable[[str], Path]) -> None:
     users = f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}\n"
     headers = "http_server_config: {headers: {Strict-Transport-Security: max-age=60, X-Frame-Options: deny}}"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(users + headers))
@@ -177,7 +177,7 @@ def test_passwords_and_headers(start_exporter: StartExporter, web_config: Callab
         assert (sent["strict-transport-security"], sent["x-frame-options"]) == ("max-age=60", "deny")
 
 
-def test_guesses_lock_no_right_password_out(start_exporter: StartExporter, web_config: Callable[[str], Path]) -> None:
+def test_guesses_do_not_lock_out_the_right_password(start_exporter: StartExporter, web_config: Callable[[str], Path]) -> None:
     prelude = "import rankscope.exporter.web.access as access; access.PAUSE_S = 0.01"
     users = f"basic_auth_users: {{ann: {hashed(PASSWORD)}, bob: {hashed('another')}}}"
     exporter = start_exporter("--simulate", "1", "--web.config.file", web_config(users), prelude=prelude)
@@ -196,7 +196,7 @@ def test_guesses_lock_no_right_password_out(start_exporter: StartExporter, web_c
     assert exporter.get("/metrics", authorization=basic("ann", PASSWORD)).status == 200
 
 
-def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
+def test_changed_password_is_applied_and_invalid_file_is_ignored(
     start_exporter: StartExporter, web_config: Callable[[str], Path]
 ) -> None:
     path = web_config(f"basic_auth_users: {{ann: {hashed(PASSWORD)}}}")
@@ -236,7 +236,7 @@ def test_a_changed_password_counts_and_a_broken_file_changes_nothing(
         ("{", "not YAML"),
     ],
 )
-def test_a_configuration_that_cannot_be_used_is_named(web_config: Callable[[str], Path], text: str, message: str) -> None:
+def test_web_config_error_names_the_file(web_config: Callable[[str], Path], text: str, message: str) -> None:
     path = web_config(text)
 
     with pytest.raises(InputError) as refused:
@@ -247,7 +247,7 @@ def test_a_configuration_that_cannot_be_used_is_named(web_config: Callable[[str]
     assert "\n" not in str(refused.value)
 
 
-def test_the_command_does_not_start_with_it(cli: Cli, web_config: Callable[[str], Path]) -> None:
+def test_exporter_does_not_start_with_an_invalid_web_config(cli: Cli, web_config: Callable[[str], Path]) -> None:
     path = web_config("basic_auth_users: {ann: plain}")
 
     completed = cli("exporter", "--simulate", "1", "--listen", "127.0.0.1:0", "--spool", path.parent, "--web.config.file", path)

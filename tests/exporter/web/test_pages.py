@@ -19,7 +19,7 @@ from tests.exporter.web.conftest import Simulated
 pytestmark = pytest.mark.slow  # each starts real processes
 
 
-def test_simulated_gpus_say_so_everywhere(simulated: Simulated) -> None:
+def test_simulated_gpus_are_marked_on_every_output(simulated: Simulated) -> None:
     exporter = simulated.exporter
 
     page = exporter.get("/metrics").text
@@ -32,7 +32,7 @@ def test_simulated_gpus_say_so_everywhere(simulated: Simulated) -> None:
     assert "gpus=2 up=2" in exporter.stderr
 
 
-def test_the_landing_page_of_real_gpus_is_inert(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
+def test_landing_page_escapes_names(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.gpus[0]["name"] = "<script>alert(1)</script>"
     fake_nvml.lose(1)
     exporter = start_exporter("--host", '"><img src=x onerror=alert(1)>', env=fake_nvml.env)
@@ -51,7 +51,7 @@ def test_the_landing_page_of_real_gpus_is_inert(start_exporter: StartExporter, f
     assert not exporter.get("/metrics").text.startswith("# SIMULATED")
 
 
-def test_formats_by_the_accept_header(simulated: Simulated) -> None:
+def test_accept_header_selects_the_format(simulated: Simulated) -> None:
     exporter = simulated.exporter
 
     plain = exporter.get("/metrics")
@@ -67,14 +67,14 @@ def test_formats_by_the_accept_header(simulated: Simulated) -> None:
         assert exporter.get("/metrics", accept=nonsense).status == 200
 
 
-def test_compression_on_request(simulated: Simulated) -> None:
+def test_page_is_compressed_on_request(simulated: Simulated) -> None:
     packed = simulated.exporter.get("/metrics", accept_encoding="gzip")
     assert packed.headers["content-encoding"] == "gzip"
     assert b"gpu_up" in gzip.decompress(packed.body)
     assert "content-encoding" not in simulated.exporter.get("/metrics").headers
 
 
-def test_head_other_methods_and_unknown_paths(simulated: Simulated) -> None:
+def test_head_other_methods_and_unknown_paths_get_http_status(simulated: Simulated) -> None:
     exporter = simulated.exporter
 
     head = exporter.get("/metrics", method="HEAD")
@@ -90,7 +90,7 @@ def test_head_other_methods_and_unknown_paths(simulated: Simulated) -> None:
         assert f'href="{path}"' in landing.text
 
 
-def test_collect_chooses_collectors_and_refuses_others(simulated: Simulated) -> None:
+def test_collect_parameter_selects_collectors_and_refuses_unknown(simulated: Simulated) -> None:
     exporter = simulated.exporter
 
     page = exporter.get("/metrics?collect[]=power&collect%5B%5D=fan").text
@@ -108,7 +108,7 @@ def test_collect_chooses_collectors_and_refuses_others(simulated: Simulated) -> 
     assert "rankscope_exporter_spool_files" not in page
 
 
-def test_the_dcgm_page_beside_ours_and_on_an_address_of_its_own(simulated: Simulated) -> None:
+def test_dcgm_page_is_served_on_a_path_and_a_separate_address(simulated: Simulated) -> None:
     exporter = simulated.exporter
     exporter.wait_until(lambda: "DCGM-compatible page" in exporter.stderr)
     port = re.search(r"the DCGM-compatible page is on http://127\.0\.0\.1:(\d+)/metrics", exporter.stderr)
@@ -139,9 +139,7 @@ def test_ready_names_the_collector_that_fails(start_exporter: StartExporter, tmp
     assert exporter.values("gpu_up") == [1.0]
 
 
-def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_delays_no_exit(
-    start_exporter: StartExporter, fake_nvml: FakeDriver
-) -> None:
+def test_gpu_hung_at_start_is_not_ready_and_delays_no_exit(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     fake_nvml.hang("nvmlDeviceGetUUID", gpu=1)
     exporter = start_exporter("--expected-gpus", "3", env=fake_nvml.env, prelude=f"{IMPATIENT}; {WITHOUT_FIRST_SAMPLE}")
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0])
@@ -156,7 +154,7 @@ def test_a_gpu_that_hangs_from_the_start_is_not_ready_and_delays_no_exit(
     assert exporter.stop(signal.SIGTERM) == 0
 
 
-def test_ipv6(start_exporter: StartExporter) -> None:
+def test_exporter_listens_on_ipv6(start_exporter: StartExporter) -> None:
     try:
         socket.create_server(("::1", 0), family=socket.AF_INET6).close()
     except OSError:
@@ -182,7 +180,7 @@ def ask(exporter: RunningExporter, sent: bytes) -> bytes:
     return answer
 
 
-def test_requests_as_clients_send_them(simulated: Simulated) -> None:
+def test_request_variants_of_http_clients_are_handled(simulated: Simulated) -> None:
     exporter = simulated.exporter
     last = b"GET /-/healthy HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
 
@@ -213,7 +211,7 @@ def test_requests_as_clients_send_them(simulated: Simulated) -> None:
 
 
 @pytest.mark.full
-def test_few_descriptors_are_shared_out(start_exporter: StartExporter) -> None:
+def test_connections_are_bounded_by_the_descriptor_limit(start_exporter: StartExporter) -> None:
     limit = "import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (64, 128))"
     exporter = start_exporter("--simulate", "1", prelude=limit)
     limits = Path(f"/proc/{exporter.process.pid}/limits").read_text()

@@ -62,7 +62,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
     return run
 
 
-def test_a_right_pair_is_checked_once_whatever_is_guessed_meanwhile(play: Callable[[Story], None]) -> None:
+def test_valid_password_is_checked_once_despite_guesses(play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         assert await client.log_in(RIGHT) == 200
         for number in range(600):
@@ -77,12 +77,12 @@ def test_a_right_pair_is_checked_once_whatever_is_guessed_meanwhile(play: Callab
     ("name", "password", "right"),
     [("ann", "a" * 72, True), ("ann", "a" * 71, False), ("ann", "a" * 73, False), ("bob", "a" * 72, False)],
 )
-def test_only_the_whole_password_of_a_known_user_is_right(name: str, password: str, right: bool) -> None:
+def test_only_the_complete_password_of_a_known_user_is_accepted(name: str, password: str, right: bool) -> None:
     users = {"ann": bcrypt.hashpw(b"a" * 72, bcrypt.gensalt(4))}
     assert access._check(name.encode(), password.encode(), users) is right
 
 
-def test_a_wrong_pair_that_is_repeated_is_checked_once(play: Callable[[Story], None]) -> None:
+def test_repeated_wrong_password_is_checked_once(play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         assert [await client.log_in("old") for _ in range(5)] == [401] * 5
         assert client.checked == ["old"]
@@ -91,7 +91,7 @@ def test_a_wrong_pair_that_is_repeated_is_checked_once(play: Callable[[Story], N
 
 
 @pytest.mark.parametrize("guesser", ["198.51.100.7", pytest.param("2001:db8::{}", id="addresses of one IPv6 network")])
-def test_another_network_waits_for_one_check_at_most(guesser: str, play: Callable[[Story], None]) -> None:
+def test_login_from_another_network_waits_for_at_most_one_check(guesser: str, play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         client.may_check.clear()
         guesses = [asyncio.create_task(client.log_in(f"guess {number}", guesser.format(number))) for number in range(100)]
@@ -106,7 +106,7 @@ def test_another_network_waits_for_one_check_at_most(guesser: str, play: Callabl
     play(story)
 
 
-def test_a_network_rests_after_a_wrong_password_and_others_do_not(play: Callable[..., None]) -> None:
+def test_wrong_password_delays_only_that_network(play: Callable[..., None]) -> None:
     async def story(client: Client) -> None:
         assert await client.log_in("guess") == 401
         late = asyncio.create_task(client.log_in(RIGHT))
@@ -119,7 +119,7 @@ def test_a_network_rests_after_a_wrong_password_and_others_do_not(play: Callable
     play(story, pause_s=0.5)
 
 
-def test_endless_guesses_do_not_starve_a_right_password_of_their_network(play: Callable[[Story], None]) -> None:
+def test_endless_guesses_do_not_starve_a_valid_login(play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         async def guess_on(guesser: int) -> None:
             for number in range(10**6):
@@ -135,7 +135,7 @@ def test_endless_guesses_do_not_starve_a_right_password_of_their_network(play: C
 
 
 @pytest.mark.slow
-def test_many_waiting_clients_of_one_network_wait_about_as_long_as_one(play: Callable[..., None]) -> None:
+def test_waiting_clients_of_one_network_share_the_delay(play: Callable[..., None]) -> None:
     async def story(client: Client) -> None:
         assert await client.log_in("guess") == 401
         began = asyncio.get_running_loop().time()
@@ -146,7 +146,7 @@ def test_many_waiting_clients_of_one_network_wait_about_as_long_as_one(play: Cal
     play(story, pause_s=0.5)
 
 
-def test_the_checks_of_clients_that_left_are_dropped(play: Callable[[Story], None]) -> None:
+def test_checks_of_disconnected_clients_are_dropped(play: Callable[[Story], None]) -> None:
     async def story(client: Client) -> None:
         client.may_check.clear()
         leaves = asyncio.Event()

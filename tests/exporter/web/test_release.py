@@ -54,7 +54,7 @@ def test_a_node_whose_gpus_are_all_released_has_no_failing_collector(
     assert exporter.values("rankscope_exporter_collector_success", collector="power") == [1.0]
 
 
-def test_what_the_socket_refuses(simulated: Simulated, cli: Cli, tmp_path: Path) -> None:
+def test_invalid_release_requests_are_refused(simulated: Simulated, cli: Cli, tmp_path: Path) -> None:
     control = simulated.control
     assert stat.S_IMODE(control.stat().st_mode) == 0o600
 
@@ -72,7 +72,7 @@ def test_what_the_socket_refuses(simulated: Simulated, cli: Cli, tmp_path: Path)
     assert "is the exporter running" in nobody.stderr
 
 
-def test_a_stuck_process_is_a_conflict(cli: Cli, tmp_path: Path) -> None:
+def test_release_of_a_stuck_process_fails_with_status_1(cli: Cli, tmp_path: Path) -> None:
     # given a fleet whose process does not die
     program = f"""
 import asyncio
@@ -109,7 +109,7 @@ asyncio.run(main())
     assert "it sits in the driver" in completed.stderr
 
 
-def test_the_socket_speaks_http(simulated: Simulated) -> None:
+def test_control_socket_serves_http(simulated: Simulated) -> None:
     def post(path: str, method: str = "POST") -> tuple[int, dict[str, object]]:
         with socket.socket(socket.AF_UNIX) as connection:
             connection.connect(str(simulated.control))
@@ -126,12 +126,12 @@ def test_the_socket_speaks_http(simulated: Simulated) -> None:
     assert simulated.exporter.values("gpu_up") == [1.0, 1.0]
 
 
-def test_nothing_is_released_over_the_network(simulated: Simulated) -> None:
+def test_release_is_unavailable_over_the_network(simulated: Simulated) -> None:
     assert simulated.exporter.get("/-/release?gpu=0", method="POST").status == 404
     assert simulated.exporter.values("gpu_up") == [1.0, 1.0]
 
 
-def test_what_is_no_socket_is_left_alone(cli: Cli, tmp_path: Path) -> None:
+def test_control_socket_path_with_a_regular_file_is_kept(cli: Cli, tmp_path: Path) -> None:
     precious = tmp_path / "precious"
     precious.write_text("do not lose me")
 

@@ -55,7 +55,7 @@ def play(monkeypatch: pytest.MonkeyPatch) -> Callable[[Story], None]:
     return run
 
 
-def test_simultaneous_scrapes_share_a_page_and_later_ones_get_a_new_one(play: Callable[[Story], None]) -> None:
+def test_simultaneous_scrapes_share_a_page_until_expiry(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         assert set(await asyncio.gather(*(scraped.at(0) for _ in range(20)))) == {1}
         assert await scraped.at(0.9 * KEEP_S) == 1
@@ -78,7 +78,7 @@ def test_a_slow_page_is_rendered_once(play: Callable[[Story], None]) -> None:
     play(story)
 
 
-def test_an_error_reaches_those_who_wait_and_is_not_kept(play: Callable[[Story], None]) -> None:
+def test_render_error_reaches_waiting_clients_and_is_not_cached(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         scraped.broken = True
         for _ in range(2):
@@ -90,7 +90,7 @@ def test_an_error_reaches_those_who_wait_and_is_not_kept(play: Callable[[Story],
     play(story)
 
 
-def test_many_other_pages_do_not_evict_the_one_in_use(play: Callable[[Story], None]) -> None:
+def test_cache_keeps_the_page_in_use(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         for number in range(40):
             assert await scraped.at(0) == 1
@@ -99,7 +99,7 @@ def test_many_other_pages_do_not_evict_the_one_in_use(play: Callable[[Story], No
     play(story)
 
 
-def test_a_change_is_on_the_next_page(play: Callable[[Story], None]) -> None:
+def test_invalidated_page_is_rendered_again(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         await scraped.at(0)
         scraped.pages.forget()
@@ -108,7 +108,7 @@ def test_a_change_is_on_the_next_page(play: Callable[[Story], None]) -> None:
     play(story)
 
 
-def test_compressed_pages_are_kept_apart(play: Callable[[Story], None]) -> None:
+def test_compressed_pages_are_cached_separately(play: Callable[[Story], None]) -> None:
     async def story(scraped: Scraped) -> None:
         assert await scraped.at(0) == 1
         body, _ = await scraped.pages.get("page", scraped._render, compressed=True)

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow  # each starts real processes
 
 
 @pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
-def test_systemd_is_notified_and_signals_end_it_cleanly(
+def test_systemd_is_notified_and_signals_end_the_exporter_cleanly(
     start_exporter: StartExporter, tmp_path: Path, signal_number: int
 ) -> None:
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as systemd:
@@ -33,7 +33,7 @@ def test_systemd_is_notified_and_signals_end_it_cleanly(
     assert "Traceback" not in exporter.stderr
 
 
-def test_a_port_in_use_is_one_clear_line(simulated: Simulated, cli: Cli, tmp_path: Path) -> None:
+def test_port_in_use_is_a_one_line_error(simulated: Simulated, cli: Cli, tmp_path: Path) -> None:
     address = f"127.0.0.1:{simulated.exporter.port}"
 
     error = one_line_error(cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address))
@@ -41,7 +41,7 @@ def test_a_port_in_use_is_one_clear_line(simulated: Simulated, cli: Cli, tmp_pat
     assert "--listen" in error
 
 
-def test_what_cannot_be_used_is_status_3(cli: Cli, tmp_path: Path) -> None:
+def test_unusable_spool_or_address_exits_with_status_3(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "file"
     file.write_text("")
     assert cli("exporter", "--once", "--simulate", "1", "--spool", file).returncode == 3
@@ -50,7 +50,7 @@ def test_what_cannot_be_used_is_status_3(cli: Cli, tmp_path: Path) -> None:
         assert address in one_line_error(cli("exporter", "--simulate", "1", "--spool", tmp_path / "spool", "--listen", address))
 
 
-def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Path, without_privilege: list[str]) -> None:
+def test_unreadable_spool_exits_with_status_3(tmp_path: Path, without_privilege: list[str]) -> None:
     locked = tmp_path / "locked"
     locked.mkdir(mode=0)
 
@@ -62,7 +62,7 @@ def test_a_spool_one_may_not_look_into_is_status_3(tmp_path: Path, without_privi
 
 
 @pytest.mark.parametrize("once", [(), ("--once",)])
-def test_a_spool_below_a_missing_folder_is_status_3_and_not_created(cli: Cli, tmp_path: Path, once: tuple[str, ...]) -> None:
+def test_spool_below_a_missing_folder_is_an_error_and_not_created(cli: Cli, tmp_path: Path, once: tuple[str, ...]) -> None:
     listen = ("--listen", "127.0.0.1:0")
     completed = cli("exporter", "--simulate", "1", *listen, *once, "--spool", tmp_path / "nope" / "spool")
 
@@ -70,7 +70,7 @@ def test_a_spool_below_a_missing_folder_is_status_3_and_not_created(cli: Cli, tm
     assert list(tmp_path.iterdir()) == []
 
 
-def test_once_prints_one_page_and_makes_nothing(cli: Cli, tmp_path: Path) -> None:
+def test_once_prints_one_page_and_creates_no_file(cli: Cli, tmp_path: Path) -> None:
     completed = cli("exporter", "--once", "--simulate", "3", "--spool", tmp_path / "spool")
 
     assert completed.returncode == 0
@@ -81,7 +81,7 @@ def test_once_prints_one_page_and_makes_nothing(cli: Cli, tmp_path: Path) -> Non
     assert completed.stdout.count("\ngpu_up{") == 3
 
 
-def test_once_knows_the_errors_of_gpus_and_keeps_nothing(cli_process: Cli, fake_nvml: FakeDriver, tmp_path: Path) -> None:
+def test_once_prints_xid_series_and_creates_no_state(cli_process: Cli, fake_nvml: FakeDriver, tmp_path: Path) -> None:
     folders = ("--spool", tmp_path / "spool", "--state-dir", tmp_path / "state")
     printed = cli_process("exporter", "--once", "--no-xid.kernel-log", *folders, env=fake_nvml.env).stdout
 
@@ -90,7 +90,7 @@ def test_once_knows_the_errors_of_gpus_and_keeps_nothing(cli_process: Cli, fake_
     assert not (tmp_path / "state").exists()
 
 
-def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(cli: Cli, tmp_path: Path) -> None:
+def test_once_prints_the_dcgm_page_and_refuses_an_invalid_counters_file(cli: Cli, tmp_path: Path) -> None:
     command = ("exporter", "--simulate", "1", "--once", "--spool", tmp_path / "spool", "--compat", "dcgm")
 
     printed = cli(*command).stdout
@@ -102,7 +102,7 @@ def test_once_prints_the_other_page_too_and_refuses_a_file_it_cannot_use(cli: Cl
     assert "counters.csv: line 1: " in refused.stderr
 
 
-def test_the_log_says_why_when_only_a_restart_helps(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
+def test_exit_that_requires_a_restart_is_logged(start_exporter: StartExporter, fake_nvml: FakeDriver) -> None:
     exporter = start_exporter(env=fake_nvml.env)
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
     pid = exporter.process.pid
@@ -125,7 +125,7 @@ def _hiding(*modules: str) -> list[str]:
 @pytest.mark.parametrize(
     ("missing", "arguments"), [("uvicorn", ("--simulate", "1", "--listen", "127.0.0.1:0")), ("pynvml", ("--once",))]
 )
-def test_a_missing_extra_is_one_line(missing: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
+def test_missing_extra_is_a_one_line_error(missing: str, arguments: tuple[str, ...], tmp_path: Path) -> None:
     command = [*_hiding(missing), *arguments, "--spool", str(tmp_path / "spool")]
 
     broken = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -16,7 +16,7 @@ from rankscope.exporter.xid.tallies import NEW_CODES, NEW_CODES_S
 from rankscope.exporter.xids import ACTIONABLE, CRITICAL, GRADED
 
 
-def test_critical_codes_exist_from_zero_and_others_from_their_first_event(node: Node) -> None:
+def test_critical_codes_start_at_zero_and_others_at_the_first_event(node: Node) -> None:
     assert node.values() == [0.0] * len(CRITICAL)
     assert node.values("gpu_xid_last_code") == [0.0]
     assert node.values("gpu_xid_last_timestamp_seconds") == []
@@ -31,7 +31,7 @@ def test_critical_codes_exist_from_zero_and_others_from_their_first_event(node: 
     assert node.values("gpu_xid_last_code") == [31.0]
 
 
-def test_the_event_and_the_line_of_one_error_count_once_in_either_order(node: Node) -> None:
+def test_event_and_log_line_of_one_error_count_once_in_any_order(node: Node) -> None:
     node.event()
     node.wait(1)
     node.line()
@@ -45,7 +45,7 @@ def test_the_event_and_the_line_of_one_error_count_once_in_either_order(node: No
     assert node.count() == 2
 
 
-def test_repeats_are_errors_of_their_own(node: Node) -> None:
+def test_repeated_errors_are_counted_separately(node: Node) -> None:
     for _ in range(3):
         node.event(94)
         node.line(94)
@@ -55,9 +55,7 @@ def test_repeats_are_errors_of_their_own(node: Node) -> None:
 
 
 @given(order=st.lists(st.sampled_from(["nvml", "kernel_log"]), max_size=30))
-def test_of_a_burst_seen_by_both_the_count_is_what_the_better_informed_saw(
-    order: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_burst_count_is_the_maximum_of_both_sources(order: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     node = Node(tmp_path_factory.mktemp("state"))
     for seen_by in order:
         if seen_by == "nvml":
@@ -68,7 +66,7 @@ def test_of_a_burst_seen_by_both_the_count_is_what_the_better_informed_saw(
     assert node.count() == max(order.count("nvml"), order.count("kernel_log"))
 
 
-def test_what_is_too_far_apart_or_of_another_gpu_or_code_is_not_the_same(node: Node) -> None:
+def test_distant_or_different_errors_are_not_merged(node: Node) -> None:
     node.event(95)
     node.line(94)
     node.line(95, pci_bus_id="00000000:1b:00.0")
@@ -81,7 +79,7 @@ def test_what_is_too_far_apart_or_of_another_gpu_or_code_is_not_the_same(node: N
     assert node.count(95) == 3
 
 
-def test_an_event_the_driver_reports_late_is_still_the_error_of_its_line(node: Node) -> None:
+def test_late_driver_event_is_matched_to_the_log_line(node: Node) -> None:
     node.line(119)
     node.line(119)
     node.wait(60)
@@ -91,7 +89,7 @@ def test_an_event_the_driver_reports_late_is_still_the_error_of_its_line(node: N
     assert node.count(119) == 2
 
 
-def test_a_gpu_off_the_bus_counts_once_however_often_it_is_logged(node: Node) -> None:
+def test_gpu_off_the_bus_counts_once_despite_repeated_messages(node: Node) -> None:
     node.line(79)
     for _ in range(5):
         node.wait(20)
@@ -105,7 +103,7 @@ def test_a_gpu_off_the_bus_counts_once_however_often_it_is_logged(node: Node) ->
     assert node.count(79) == 2
 
 
-def test_a_restart_reads_the_same_log_again_and_counts_nothing_twice(node: Node) -> None:
+def test_log_read_again_after_a_restart_is_not_counted_twice(node: Node) -> None:
     lines = [node.line(79), node.line(79), node.line(31)]
     node.event(79)
     node.event(48)
@@ -118,7 +116,7 @@ def test_a_restart_reads_the_same_log_again_and_counts_nothing_twice(node: Node)
     assert (node.count(79), node.count(31), node.count(48)) == (2, 1, 1)
 
 
-def test_after_a_boot_the_kernel_counts_its_lines_anew(node: Node) -> None:
+def test_reused_log_sequence_numbers_after_a_boot_are_new_errors(node: Node) -> None:
     node.line(79)
     node.journal.close()
     node.boot_id, node.boot_s, node.seq = "boot-2", 20.0, 5
@@ -130,7 +128,7 @@ def test_after_a_boot_the_kernel_counts_its_lines_anew(node: Node) -> None:
     assert node.values("gpu_xid_last_code") == [79.0]
 
 
-def test_the_job_of_that_moment_is_kept_and_none_is_invented_for_the_past(node: Node) -> None:
+def test_job_is_recorded_for_current_errors_but_not_for_past_errors(node: Node) -> None:
     node.job = "4711"
     node.event(48)
     node.wait(600)
@@ -145,7 +143,7 @@ def test_the_job_of_that_moment_is_kept_and_none_is_invented_for_the_past(node: 
     assert [entry.job_id for entry in node.journal.entries()] == ["4711", None]
 
 
-def test_a_gpu_that_nobody_knew_yet_gets_its_errors_when_it_is_known(node: Node) -> None:
+def test_errors_of_an_unknown_gpu_are_assigned_once_identified(node: Node) -> None:
     late = GpuIdentity(uuid="GPU-late", index=1, model="H100", pci_bus_id="00000000:3b:00.0")
     node.line(48, pci_bus_id=late.pci_bus_id)
     assert node.count(48) == 0
@@ -167,7 +165,7 @@ def test_a_new_gpu_at_an_address_after_a_boot_does_not_inherit_errors(node: Node
     assert [entry.uuid for entry in node.journal.entries()] == [""]
 
 
-def test_a_wall_clock_that_jumps_neither_splits_nor_merges_errors(node: Node) -> None:
+def test_clock_jumps_neither_split_nor_merge_errors(node: Node) -> None:
     node.event(79)
     node.unix_s -= 86_400
     node.line(79)
@@ -185,7 +183,7 @@ def test_a_wall_clock_that_jumps_neither_splits_nor_merges_errors(node: Node) ->
     assert node.values("gpu_xid_last_timestamp_seconds", xid="79") == [node.unix_s]
 
 
-def test_times_follow_a_clock_that_was_set(node: Node) -> None:
+def test_timestamps_follow_clock_changes(node: Node) -> None:
     node.event(79)
     assert node.values("gpu_xid_last_timestamp_seconds") == [1_000_000.0]
     node.wait(60)
@@ -202,7 +200,7 @@ def test_times_follow_a_clock_that_was_set(node: Node) -> None:
     assert node.values("gpu_last_reset_timestamp_seconds") == [node.unix_s - 10]
 
 
-def test_a_reset_is_the_last_one_or_the_boot_and_outlives_the_exporter(node: Node) -> None:
+def test_last_reset_is_the_latest_reset_or_boot_and_is_persistent(node: Node) -> None:
     booted = node.unix_s - node.boot_s
     assert node.values("gpu_last_reset_timestamp_seconds") == [booted]
     node.event(62)
@@ -221,7 +219,7 @@ def test_a_reset_is_the_last_one_or_the_boot_and_outlives_the_exporter(node: Nod
     assert node.values("gpu_xid_last_code") == [0.0]
 
 
-def test_an_older_error_found_later_is_not_the_last(node: Node) -> None:
+def test_older_error_found_later_does_not_update_the_last_error(node: Node) -> None:
     node.event(31)
     node.line(31, ago_s=600)
 
@@ -229,7 +227,7 @@ def test_an_older_error_found_later_is_not_the_last(node: Node) -> None:
     assert node.values("gpu_xid_last_timestamp_seconds", xid="31") == [1_000_000.0]
 
 
-def test_a_storm_of_codes_gets_its_series_in_turns_and_loses_nothing(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_many_new_codes_get_series_gradually_without_loss(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     for _ in range(2):
         for code in range(200, 400):
             node.event(code)
@@ -257,7 +255,7 @@ def test_a_storm_of_codes_gets_its_series_in_turns_and_loses_nothing(node: Node,
     assert {item for item in shown if item.metric != "gpu_xid_last_code"} < set(node.journal.series([GPU]))
 
 
-def test_a_restart_takes_no_series_away_however_new_the_codes_are(node: Node) -> None:
+def test_restart_removes_no_series_of_new_codes(node: Node) -> None:
     for code in range(200, 200 + NEW_CODES):
         node.event(code)
     node.wait(NEW_CODES_S)
@@ -270,7 +268,7 @@ def test_a_restart_takes_no_series_away_however_new_the_codes_are(node: Node) ->
     assert sorted(node.values()) == sorted(before)
 
 
-def test_the_severity_of_an_nvlink_error_is_its_lines_in_either_order(node: Node) -> None:
+def test_nvlink_severity_comes_from_the_log_line_in_any_order(node: Node) -> None:
     node.journal.expects_lines = True
     for code in GRADED:
         node.event(code)
@@ -285,7 +283,7 @@ def test_the_severity_of_an_nvlink_error_is_its_lines_in_either_order(node: Node
     assert {entry.seen_by for entry in node.journal.entries()} == {("nvml", "kernel_log"), ("kernel_log", "nvml")}
 
 
-def test_an_event_waits_for_its_line_for_a_moment_only(node: Node) -> None:
+def test_event_waits_for_the_log_line_only_briefly(node: Node) -> None:
     node.journal.expects_lines = True
     node.event(149)
     node.event(79)
@@ -303,12 +301,12 @@ def test_an_event_waits_for_its_line_for_a_moment_only(node: Node) -> None:
     assert [entry.severity for entry in node.journal.entries() if entry.code == 149] == ["fatal"]
 
 
-def test_without_the_kernel_log_no_event_waits(node: Node) -> None:
+def test_events_do_not_wait_without_the_kernel_log(node: Node) -> None:
     node.event(149)
     assert node.values(xid="149", severity="unknown") == [1]
 
 
-def test_an_event_that_waits_outlives_a_kill_and_a_restart(node: Node) -> None:
+def test_waiting_event_survives_a_kill_and_a_restart(node: Node) -> None:
     node.journal.expects_lines = True
     node.event(149)
     node.journal.flush()
@@ -322,7 +320,7 @@ def test_an_event_that_waits_outlives_a_kill_and_a_restart(node: Node) -> None:
     assert node.values(xid="144", severity="unknown") == [1]
 
 
-def test_recent_errors_are_counted_for_five_minutes_over_a_restart(node: Node) -> None:
+def test_recent_errors_count_for_five_minutes_across_a_restart(node: Node) -> None:
     node.event(31)
     node.wait(60)
     node.event(31)
@@ -355,9 +353,7 @@ def test_errors_of_switches_are_counted_by_severity(node: Node) -> None:
         max_size=25,
     )
 )
-def test_whatever_happens_to_the_exporter_every_error_counts_once(
-    story: list[str], tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_every_error_counts_once_despite_crashes(story: list[str], tmp_path_factory: pytest.TempPathFactory) -> None:
     # given errors that both NVML and the kernel log report, while the exporter is killed, restarted and flushed at any moment
     node = Node(tmp_path_factory.mktemp("state"))
     log: list[KernelXid] = []

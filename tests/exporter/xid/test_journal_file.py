@@ -20,7 +20,7 @@ from rankscope.exporter.xid.journal import MAX_ENTRIES, XidJournal
 
 
 @pytest.mark.slow
-def test_the_file_stays_small_and_the_counts_stay_right(node: Node) -> None:
+def test_compaction_bounds_the_file_and_keeps_the_counts(node: Node) -> None:
     for _ in range(20):
         for _ in range(MAX_ENTRIES // 4):
             node.wait(1)
@@ -38,7 +38,7 @@ def test_the_file_stays_small_and_the_counts_stay_right(node: Node) -> None:
 
 
 @pytest.mark.parametrize("cut", [1, 20])
-def test_a_torn_last_line_costs_that_error_only(cut: int, node: Node) -> None:
+def test_truncated_last_line_loses_only_that_error(cut: int, node: Node) -> None:
     for code in (48, 79):
         node.event(code)
         node.journal.flush()
@@ -76,7 +76,7 @@ def test_damage_in_the_middle_is_counted_and_skipped(node: Node, caplog: pytest.
     assert node.journal.problem is None
 
 
-def test_a_journal_of_a_newer_version_is_left_alone(node: Node, caplog: pytest.LogCaptureFixture) -> None:
+def test_journal_of_a_newer_version_is_left_unchanged(node: Node, caplog: pytest.LogCaptureFixture) -> None:
     node.journal.close()
     path = node.folder / "xids.jsonl"
     newer = b'{"type":"snapshot","format":"rankscope.xids/2"}\n{"type":"entry"}\n'
@@ -92,7 +92,7 @@ def test_a_journal_of_a_newer_version_is_left_alone(node: Node, caplog: pytest.L
     assert caplog.text.count("rankscope.xids/2") == 1
 
 
-def test_a_second_exporter_says_so_and_takes_over_without_counting_twice(node: Node) -> None:
+def test_second_exporter_takes_over_without_counting_twice(node: Node) -> None:
     node.event(48)
     node.journal.flush()
     second = node.start()
@@ -116,9 +116,7 @@ def test_a_second_exporter_says_so_and_takes_over_without_counting_twice(node: N
     assert (node.count(48), node.count(79)) == (1, 2)
 
 
-def test_a_full_disk_costs_nothing_but_durability(
-    node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_full_disk_affects_only_durability(node: Node, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     node.event(48)
     node.journal.flush()
     before = (node.folder / "xids.jsonl").read_bytes()
@@ -145,7 +143,7 @@ def test_a_full_disk_costs_nothing_but_durability(
     assert node.journal.skipped_lines == 0
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_heals(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unwritable_folder_is_logged_once_and_recovers(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     (tmp_path / "file").write_text("")
     node = Node(tmp_path / "file" / "state")
     node.event(79)
@@ -161,7 +159,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_heals(tmp_path: Path, 
     assert node.count() == 1
 
 
-def test_without_a_folder_it_lives_in_memory() -> None:
+def test_journal_without_a_folder_is_kept_in_memory() -> None:
     journal = XidJournal(None, job_at=lambda uuid: None)
     journal.record(GPU.uuid, PCI, XidEvent(1.0, 79))
     journal.flush()
@@ -172,7 +170,7 @@ def test_without_a_folder_it_lives_in_memory() -> None:
 
 
 @pytest.mark.parametrize("removed", ["file", "folder", "content"])
-def test_a_journal_that_somebody_removed_is_written_anew(removed: str, node: Node) -> None:
+def test_removed_journal_is_rewritten(removed: str, node: Node) -> None:
     node.event(48)
     node.journal.flush()
     if removed == "folder":
@@ -192,7 +190,7 @@ def test_a_journal_that_somebody_removed_is_written_anew(removed: str, node: Nod
 
 
 @pytest.mark.slow
-def test_what_was_flushed_survives_sigkill(tmp_path: Path) -> None:
+def test_flushed_entries_survive_sigkill(tmp_path: Path) -> None:
     script = """
 import sys
 from pathlib import Path
@@ -239,7 +237,7 @@ def test_another_users_link_or_pipe_is_neither_written_to_nor_waited_for(kind: s
     node.journal.close()
 
 
-def test_a_killed_exporters_temporary_file_is_removed_by_the_next_writer(node: Node) -> None:
+def test_temporary_file_of_a_killed_exporter_is_removed(node: Node) -> None:
     unfinished = node.folder / ".xids.jsonl.7-0123456789ab"
     unfinished.write_text("{")
     second = node.start()  # the first one holds the lock, and may be writing
@@ -250,7 +248,7 @@ def test_a_killed_exporters_temporary_file_is_removed_by_the_next_writer(node: N
     second.close()
 
 
-def test_the_file_is_json_lines_that_a_person_can_read(node: Node) -> None:
+def test_journal_file_is_json_lines(node: Node) -> None:
     node.job = "4711"
     node.event(79)
     node.journal.flush()
@@ -261,7 +259,7 @@ def test_the_file_is_json_lines_that_a_person_can_read(node: Node) -> None:
     assert (entry["code"], entry["uuid"], entry["job_id"], entry["unix_s"]) == (79, "GPU-1", "4711", 1_000_000.0)
 
 
-def test_many_threads_may_record_while_another_writes_and_reads(node: Node) -> None:
+def test_concurrent_recording_and_flushing_loses_no_entry(node: Node) -> None:
     import threading
 
     def repeat(record: Callable[[], None]) -> None:

@@ -73,7 +73,7 @@ def errors(*messages: str, priority: int = 3, apart_us: int = 1000) -> list[Kern
         ("NVRM: Xid (PCI:0000:1a:00): 79", 79, ""),
     ],
 )
-def test_every_form_of_an_xid_is_read(message: str, code: int, text: str) -> None:
+def test_every_xid_format_is_parsed(message: str, code: int, text: str) -> None:
     (error,) = errors(message)
     assert (error.kind, error.seen_by, error.pci_bus_id, error.code, error.text) == ("xid", "kernel_log", PCI, code, text)
     assert (error.seq, error.boot_s) == (0, 5.0)
@@ -102,7 +102,7 @@ def test_the_severity_of_an_nvlink_error_is_read(message: str, severity: str) ->
     assert error.severity == severity
 
 
-def test_an_nvswitch_says_one_error_in_three_lines() -> None:
+def test_three_log_lines_of_an_nvswitch_are_one_error() -> None:
     switch = "nvidia-nvswitch3: SXid (PCI:0000:04:00.0):"
 
     result = errors(
@@ -131,12 +131,12 @@ def test_an_nvswitch_says_one_error_in_three_lines() -> None:
         ("NVRM: GPU at PCI:0000:1a:00: GPU-b850f46d-d5ea-c752-ddf3-c4453e44d3f7", "NVRM: GPU has fallen off the bus."),
     ],
 )
-def test_a_gpu_that_is_off_the_bus_without_an_xid_is_seen(messages: tuple[str, ...]) -> None:
+def test_gpu_off_the_bus_is_detected_without_an_xid(messages: tuple[str, ...]) -> None:
     (error,) = errors(*messages)
     assert (error.kind, error.seen_by, error.pci_bus_id, error.code) == ("xid", "kernel_log_fallen", PCI, 79)
 
 
-def test_words_about_the_bus_that_name_no_gpu_accuse_none() -> None:
+def test_off_the_bus_message_without_an_address_is_ignored() -> None:
     assert errors("NVRM: GPU has fallen off the bus.") == []
     assert errors("NVRM: GPU at PCI:0000:1a:00: GPU-b850f46d", "NVRM: something has fallen off the bus", apart_us=3_000_000) == []
 
@@ -153,7 +153,7 @@ def test_the_lines_of_one_exception_are_one_error() -> None:
 
 
 @pytest.mark.parametrize("priority", [8, 11, 14, 191])
-def test_what_programs_write_into_the_log_is_not_believed(priority: int) -> None:
+def test_log_records_from_user_space_are_ignored(priority: int) -> None:
     assert errors("NVRM: Xid (PCI:0000:1a:00): 79, forged", priority=priority) == []
 
 
@@ -170,23 +170,23 @@ def test_what_programs_write_into_the_log_is_not_believed(priority: int) -> None
         "",
     ],
 )
-def test_what_only_resembles_an_error_is_none(message: str) -> None:
+def test_similar_messages_are_no_errors(message: str) -> None:
     assert errors(message) == []
 
 
-def test_what_a_line_says_is_bounded_and_printable() -> None:
+def test_error_text_is_bounded_and_printable() -> None:
     (error,) = errors("NVRM: Xid (PCI:0000:1a:00): 31, name=\x1b[2J\n\t\x7f" + "ä" * 5000)
     assert len(error.text) <= 256
     assert error.text.startswith("name= [2J ää")
 
 
 @given(record=st.binary(max_size=400))
-def test_nonsense_is_no_record_or_at_least_no_error(record: bytes) -> None:
+def test_arbitrary_records_give_no_error(record: bytes) -> None:
     read = KernelLines().read(record)
     assert read is None or read[2] is None
 
 
-def test_an_address_is_written_as_the_driver_api_writes_it() -> None:
+def test_pci_address_has_the_nvml_format() -> None:
     assert pci_bus_id("0000:1A:00") == PCI
     assert pci_bus_id("00000019:01:00.0") == "00000019:01:00.0"
 
@@ -219,7 +219,7 @@ def kmsg(tmp_path: Path) -> Iterator[Kmsg]:
     kernel_log.close()
 
 
-def test_the_log_is_followed_without_waiting(kmsg: Kmsg) -> None:
+def test_log_is_followed_without_blocking(kmsg: Kmsg) -> None:
     assert kmsg.log.read() == []
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text")
     kmsg.say("eth0: link is up")
@@ -238,7 +238,7 @@ def test_records_that_were_overwritten_are_counted(kmsg: Kmsg) -> None:
     assert kmsg.log.lost == 1000
 
 
-def test_a_kernel_that_was_faster_than_we_is_no_end(kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_overwritten_records_do_not_stop_reading(kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch) -> None:
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text")
     assert len(kmsg.log.read()) == 1
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 63, text", skip=7)
@@ -250,7 +250,7 @@ def test_a_kernel_that_was_faster_than_we_is_no_end(kmsg: Kmsg, monkeypatch: pyt
     assert (kmsg.log.problem, kmsg.log.lost) == (None, 7)
 
 
-def test_a_record_that_breaks_the_parser_costs_no_other(
+def test_record_that_breaks_the_parser_affects_no_other(
     kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     parse = KernelLines._error
@@ -269,7 +269,7 @@ def test_a_record_that_breaks_the_parser_costs_no_other(
     assert caplog.text.count("no such group") == 1
 
 
-def test_a_record_that_the_journal_refuses_costs_no_other(
+def test_record_refused_by_the_journal_affects_no_other(
     kmsg: Kmsg, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     gpu = GpuIdentity(uuid="GPU-1", index=0, model="H100", pci_bus_id=PCI)
@@ -297,7 +297,7 @@ def test_a_record_that_the_journal_refuses_costs_no_other(
     assert caplog.text.count("gone") == 1
 
 
-def test_the_kernels_clock_may_drift_but_new_lines_are_since_the_last_look(kmsg: Kmsg) -> None:
+def test_record_times_are_clamped_to_the_time_since_the_last_read(kmsg: Kmsg) -> None:
     kmsg.log.read()
     kmsg.now_s = 101.0
     kmsg.say("NVRM: Xid (PCI:0000:1a:00): 48, text", at_s=40.0)
@@ -306,7 +306,7 @@ def test_the_kernels_clock_may_drift_but_new_lines_are_since_the_last_look(kmsg:
     assert [event.boot_s for event in kmsg.log.read()] == [100.0, 101.0]
 
 
-def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
+def test_unreadable_log_is_retried(tmp_path: Path) -> None:
     path = tmp_path / "kmsg"
     log = KernelLog(path)
 
@@ -319,7 +319,7 @@ def test_a_log_that_may_not_be_read_is_no_end(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not os.access(KMSG, os.R_OK), reason="the kernel log of this machine cannot be read")
-def test_the_real_log_can_be_read_to_its_end() -> None:
+def test_kernel_log_of_the_host_is_read_to_the_end() -> None:
     log = KernelLog()
     log.read()
     log.read()
@@ -329,7 +329,7 @@ def test_the_real_log_can_be_read_to_its_end() -> None:
     log.close()
 
 
-def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path: Path) -> None:
+def test_events_and_log_lines_are_merged_on_the_page(kmsg: Kmsg, tmp_path: Path) -> None:
     gpu = GpuIdentity(uuid="GPU-1", index=0, model="H100", pci_bus_id=PCI)
     state = FleetState((GpuState(gpu, up=True),), None, {}, 0, 0, 1, None)
     journal = XidJournal(
@@ -360,7 +360,7 @@ def test_events_and_log_meet_in_the_journal_and_on_the_page(kmsg: Kmsg, tmp_path
     collector.close()
 
 
-def test_a_kernel_log_that_may_not_be_read_is_said_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_unreadable_kernel_log_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     journal = XidJournal(tmp_path / "state", job_at=lambda uuid: None)
     collector = XidCollector(journal, KernelLog(tmp_path / "missing"))
     state = FleetState((), None, {}, 0, 0, None, None)

@@ -13,7 +13,7 @@ from tests.exporter.fake_driver import FakeDriver, gb200_state
 
 
 @pytest.mark.slow
-def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
+def test_driver_xid_is_counted_and_survives_a_restart(
     start_exporter: StartExporter, fake_nvml: FakeDriver, tmp_path: Path
 ) -> None:
     state = tmp_path / "state"
@@ -40,9 +40,7 @@ def test_an_xid_of_the_driver_is_counted_and_outlives_the_exporter(
 
 
 @pytest.mark.slow
-def test_a_gpu_that_answers_again_after_a_release_was_reset(
-    start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path
-) -> None:
+def test_resumed_gpu_counts_as_reset(start_exporter: StartExporter, fake_nvml: FakeDriver, cli: Cli, tmp_path: Path) -> None:
     options = ("--state-dir", tmp_path / "state", "--no-xid.kernel-log", "--interval", "0.2")
     exporter = start_exporter(*options, env=fake_nvml.env)
     exporter.wait_until(lambda: exporter.values("gpu_up") == [1.0, 1.0])
@@ -79,7 +77,7 @@ def test_a_gpu_that_answers_again_after_a_release_was_reset(
 
 
 @pytest.mark.slow
-def test_a_gb200_has_its_counters_and_its_xids_under_both_names(
+def test_gb200_counters_and_xids_are_on_both_pages(
     start_exporter: StartExporter, fake_nvml_library: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "counters.csv").write_text(

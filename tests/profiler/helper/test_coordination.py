@@ -136,7 +136,7 @@ def answer_to(run: Path, ranks: Sequence[Rank], request: ControlRequest) -> Cont
     return answer
 
 
-def test_a_capture_reaches_the_ranks_it_is_for_once(tmp_path: Path, ranks: list[Rank]) -> None:
+def test_capture_reaches_only_the_requested_ranks_once(tmp_path: Path, ranks: list[Rank]) -> None:
     answer = answer_to(tmp_path / "run", ranks, new_request("capture", steps=2, ranks=[1], keep_trace=True))
     assert answer.first_step is not None
     assert (answer.accepted, answer.ranks) == (True, [1])
@@ -154,7 +154,7 @@ def test_a_capture_reaches_the_ranks_it_is_for_once(tmp_path: Path, ranks: list[
 
 
 @pytest.mark.slow
-def test_the_first_device_window_is_announced_once_the_budget_covers_it(tmp_path: Path, attempt: Path) -> None:
+def test_first_device_window_is_announced_once_the_budget_covers_the_cost(tmp_path: Path, attempt: Path) -> None:
     assert attempt.is_dir()
     ranks = [Rank(tmp_path, rank, device="cuda") for rank in (0, 1)]
     # Given ranks that are past the first step of the settings, but have not trained for 100 s
@@ -174,7 +174,7 @@ def test_the_first_device_window_is_announced_once_the_budget_covers_it(tmp_path
         rank.end()
 
 
-def test_files_are_open_to_the_runs_users_and_reports_go_with_the_ranks(attempt: Path, ranks: list[Rank]) -> None:
+def test_reports_share_run_permissions_and_are_removed_with_the_ranks(attempt: Path, ranks: list[Rank]) -> None:
     attempt.chmod(0o750)
     report = report_file(attempt / "reports", 1)
     for rank in ranks:
@@ -188,7 +188,7 @@ def test_files_are_open_to_the_runs_users_and_reports_go_with_the_ranks(attempt:
     assert sorted(path.name for path in attempt.iterdir()) == ["plan-000000.jsonl"]
 
 
-def test_a_removed_run_is_not_created_again(tmp_path: Path, attempt: Path, ranks: list[Rank]) -> None:
+def test_removed_run_is_not_recreated(tmp_path: Path, attempt: Path, ranks: list[Rank]) -> None:
     ranks[1].go(10)
     until(report_file(attempt / "reports", 1).exists, ranks)
     shutil.rmtree(tmp_path / "run")
@@ -202,7 +202,7 @@ def test_a_removed_run_is_not_created_again(tmp_path: Path, attempt: Path, ranks
     assert not (tmp_path / "run").exists()
 
 
-def test_a_rank_skips_and_counts_a_window_that_it_receives_too_late(attempt: Path, ranks: list[Rank]) -> None:
+def test_rank_skips_and_counts_a_window_announced_too_late(attempt: Path, ranks: list[Rank]) -> None:
     _, other = ranks
     # Given windows from before this rank's helper began, two that the rank has passed when they are announced, and one ahead
     plan_file(attempt).write_bytes(plan_line(30) + plan_line(50))
@@ -231,14 +231,14 @@ def test_close_windows_are_announced_before_the_first_begins(ranks: list[Rank]) 
     assert other.missed == []
 
 
-def test_a_capture_is_passed_on_once(ranks: list[Rank]) -> None:
+def test_capture_is_forwarded_once(ranks: list[Rank]) -> None:
     for _ in range(2):
         ranks[1].duty._add([AnnouncedWindow(100, 2), AnnouncedWindow(200, 2, "capture"), AnnouncedWindow(300, 2, "capture", [0])])
     assert ranks[1].captures == 1
 
 
 @pytest.mark.slow
-def test_an_unannounceable_window_is_left_out_and_its_request_refused(tmp_path: Path, attempt: Path) -> None:
+def test_unannounceable_window_is_dropped_and_the_request_refused(tmp_path: Path, attempt: Path) -> None:
     rank = Rank(tmp_path, 0, since=40)
     rank.begun = False  # the test turns the coordinator itself
     rank.go(10)
@@ -268,7 +268,7 @@ def test_an_unannounceable_window_is_left_out_and_its_request_refused(tmp_path: 
     rank.end()
 
 
-def test_a_coordinator_that_replaces_a_killed_one_continues_its_plan(tmp_path: Path, ranks: list[Rank], attempt: Path) -> None:
+def test_replacement_of_a_killed_coordinator_continues_the_plan(tmp_path: Path, ranks: list[Rank], attempt: Path) -> None:
     first = answer_to(tmp_path / "run", ranks, new_request("capture", steps=2)).first_step
     assert first is not None
     # Given ranks that have nearly reached the window, and another helper of rank 0
@@ -286,7 +286,7 @@ def test_a_coordinator_that_replaces_a_killed_one_continues_its_plan(tmp_path: P
         other.end()
 
 
-def test_a_request_that_is_withdrawn_while_it_waits_is_not_served(tmp_path: Path, attempt: Path) -> None:
+def test_withdrawn_request_is_not_served(tmp_path: Path, attempt: Path) -> None:
     # Given a request at the first step, when no rank has reported a step time
     rank = Rank(tmp_path, 0)
     rank.begun = False
@@ -307,7 +307,7 @@ def test_a_request_that_is_withdrawn_while_it_waits_is_not_served(tmp_path: Path
     rank.end()
 
 
-def test_a_rank_that_is_switched_off_withdraws_its_report(attempt: Path, ranks: list[Rank]) -> None:
+def test_disabled_rank_withdraws_its_report(attempt: Path, ranks: list[Rank]) -> None:
     # Given two ranks that report
     for rank in ranks:
         rank.go(10)

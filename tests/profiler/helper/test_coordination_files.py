@@ -49,20 +49,20 @@ def times_written(
     return seen
 
 
-def test_a_report_is_written_with_the_first_step_time_then_twice_a_minute(tmp_path: Path) -> None:
+def test_report_is_written_with_the_first_step_time_then_twice_a_minute(tmp_path: Path) -> None:
     written = times_written(tmp_path, 600)
     assert written[0] == 3
     assert len(written) <= 22
     assert [later - earlier for earlier, later in itertools.pairwise(written)][1:] == [30] * (len(written) - 2)
 
 
-def test_after_a_window_a_report_comes_soon_but_not_for_each_of_many(tmp_path: Path) -> None:
+def test_report_follows_a_window_soon_but_is_rate_limited(tmp_path: Path) -> None:
     assert set(times_written(tmp_path, 40, windows_at=(15,))) & set(range(15, 20))
     assert not set(times_written(tmp_path, 30, windows_at=(15,), after_windows=False)) & set(range(15, 20))
     assert len(times_written(tmp_path, 60, windows_at=tuple(range(60)))) <= 20
 
 
-def test_the_report_after_a_window_waits_for_the_whole_cost_of_it(tmp_path: Path) -> None:
+def test_report_after_a_window_waits_for_the_full_window_cost(tmp_path: Path) -> None:
     writer, file = ReportWriter(tmp_path, 1, 8, after_windows=True), report_file(tmp_path, 1)
     writer.offer(REPORT, 0, 0.0)
     file.unlink()
@@ -74,7 +74,7 @@ def test_the_report_after_a_window_waits_for_the_whole_cost_of_it(tmp_path: Path
 
 
 @pytest.mark.slow
-def test_the_ranks_of_a_large_job_do_not_stay_in_step(tmp_path: Path) -> None:
+def test_reports_of_a_large_job_are_spread_over_time(tmp_path: Path) -> None:
     writes = [second for rank in range(64) for second in times_written(tmp_path, 900, world_size=1024, rank=rank)]
     late = [writes.count(second) for second in range(600, 900)]
     # 64 of them write every 51 s: a little more than one a second.
@@ -82,7 +82,7 @@ def test_the_ranks_of_a_large_job_do_not_stay_in_step(tmp_path: Path) -> None:
     assert 1 <= sum(late) / len(late) <= 1.5
 
 
-def test_reports_are_read_in_turn_and_a_removed_one_is_reported_once(tmp_path: Path) -> None:
+def test_reports_are_read_in_turn_and_a_removed_report_is_noticed_once(tmp_path: Path) -> None:
     for rank in range(1, 6):
         ReportWriter(tmp_path, rank, 6, after_windows=True).offer(msgspec.structs.replace(REPORT, rank=rank), 0, 0.0)
     messages = list[str]()
@@ -94,7 +94,7 @@ def test_reports_are_read_in_turn_and_a_removed_one_is_reported_once(tmp_path: P
     assert messages == []
 
 
-def test_rank_0_of_one_reads_nothing(tmp_path: Path) -> None:
+def test_rank_0_of_world_size_1_reads_no_reports(tmp_path: Path) -> None:
     assert list(ReportReader(tmp_path, 1, lambda _: None).read(20)) == []
 
 
@@ -129,7 +129,7 @@ def test_rank_0_of_one_reads_nothing(tmp_path: Path) -> None:
         "folder",
     ],
 )
-def test_an_unusable_report_is_ignored_and_the_reason_given_once(tmp_path: Path, content: bytes | str) -> None:
+def test_unusable_report_is_ignored_and_logged_once(tmp_path: Path, content: bytes | str) -> None:
     path = report_file(tmp_path, 1)
     (tmp_path / "secret").write_bytes(msgspec.json.encode(REPORT))
     if isinstance(content, bytes):
@@ -145,7 +145,7 @@ def test_an_unusable_report_is_ignored_and_the_reason_given_once(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_reading_the_reports_of_a_thousand_ranks_takes_little_time(tmp_path: Path) -> None:
+def test_reading_reports_of_a_thousand_ranks_takes_under_a_second(tmp_path: Path) -> None:
     for rank in range(1, 1024):
         ReportWriter(tmp_path, rank, 1024, after_windows=True).offer(msgspec.structs.replace(REPORT, rank=rank), 0, 0.0)
     reader = ReportReader(tmp_path, 1024, pytest.fail)
@@ -155,7 +155,7 @@ def test_reading_the_reports_of_a_thousand_ranks_takes_little_time(tmp_path: Pat
     assert time.thread_time() - used < 1.0
 
 
-def test_invalid_lines_of_the_plan_are_ignored_and_reported_once(tmp_path: Path) -> None:
+def test_invalid_plan_lines_are_ignored_and_logged_once(tmp_path: Path) -> None:
     messages = list[str]()
     client = WindowClient(tmp_path, messages.append)
     assert client.read() == []
@@ -172,14 +172,14 @@ def test_invalid_lines_of_the_plan_are_ignored_and_reported_once(tmp_path: Path)
     assert str(plan_file(tmp_path)) in messages[0]
 
 
-def test_a_line_of_the_plan_without_an_end_hides_no_later_window(tmp_path: Path) -> None:
+def test_overlong_plan_line_hides_no_later_window(tmp_path: Path) -> None:
     client = WindowClient(tmp_path, lambda _: None)
     plan_file(tmp_path).write_bytes(b"x" * 2**20 + b"\n" + plan_line(500))
     assert [window.first for _ in range(3) for window in client.read()] == [500]
 
 
 @pytest.mark.parametrize("kind", ["link", "fifo", "folder"])
-def test_a_plan_that_is_no_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
+def test_plan_that_is_not_a_regular_file_is_not_read(tmp_path: Path, kind: str) -> None:
     messages = list[str]()
     (tmp_path / "secret").write_bytes(plan_line(500))
     replace_by(kind, plan_file(tmp_path), tmp_path / "secret")

@@ -37,13 +37,13 @@ NODE = Path(__file__).parents[2] / "exporter" / "golden" / "node.txt"
 H100, A100, DIVIDED, HUNG = (f"GPU-{index}0000000-aaaa-bbbb-cccc-000000000000" for index in range(4))
 
 
-def test_every_name_is_one_of_the_exporters_catalogue() -> None:
+def test_every_sampled_metric_is_in_the_exporter_catalogue() -> None:
     assert set(BY_NAME) >= _WANTED
     for name, kept in _SAMPLED_METRICS.items():
         assert kept.label is None or kept.label[0] in BY_NAME[name].labels
 
 
-def test_a_gpu_becomes_a_sample_in_base_units() -> None:
+def test_gpu_becomes_a_sample_in_base_units() -> None:
     samples = {sample.gpu_uuid: sample for sample in read_page(NODE.read_bytes(), 7)}
     assert samples[H100] == HardwareSample(
         unix_ns=7,
@@ -68,7 +68,7 @@ def test_a_gpu_becomes_a_sample_in_base_units() -> None:
     )
 
 
-def test_what_a_gpu_does_not_tell_is_none_and_not_zero() -> None:
+def test_missing_gpu_value_is_none_not_zero() -> None:
     samples = {sample.gpu_uuid: sample for sample in read_page(NODE.read_bytes(), 7)}
     assert (samples[A100].ecc_uncorrected_errors, samples[A100].xid_errors, samples[DIVIDED].throttle_reasons) == (None,) * 3
     page = (
@@ -77,7 +77,7 @@ def test_what_a_gpu_does_not_tell_is_none_and_not_zero() -> None:
     assert read_page(page.encode(), 1) == [HardwareSample(unix_ns=1, gpu_uuid=A100)]
 
 
-def test_series_of_one_quantity_are_added_up_and_reasons_listed() -> None:
+def test_series_of_one_quantity_are_summed_and_reasons_listed() -> None:
     page = f"""
 gpu_info{{uuid="{H100}",index="3",model="a \\"b\\", c\\\\",simulated="true"}} 1
 gpu_xid_errors_total{{uuid="{H100}",xid="79"}} 2
@@ -107,11 +107,11 @@ rank_state{{run_id="gpu_up{{",rank="0"}} 1
     ]
 
 
-def test_the_codes_of_programs_are_those_of_the_exporters_table() -> None:
+def test_application_xid_codes_match_the_exporter_table() -> None:
     assert {str(xid.code) for xid in XIDS.values() if xid.cause == "application"} == PROGRAMS
 
 
-def test_mig_devices_have_rows_of_their_own_and_name_their_gpu() -> None:
+def test_mig_devices_have_their_own_rows_with_parent_uuid() -> None:
     devices = [sample for sample in read_page(NODE.read_bytes(), 7) if sample.parent_uuid is not None]
     assert [sample.parent_uuid for sample in devices] == [DIVIDED] * 3
     assert [sample.memory_used_bytes for sample in devices] == [10 * 2**30, 11 * 2**30, 12 * 2**30]
@@ -121,12 +121,12 @@ def test_mig_devices_have_rows_of_their_own_and_name_their_gpu() -> None:
     "line",
     [b'gpu_up{uuid="a} 1', b'gpu_up{uuid="a"} one', b"gpu_up{uuid=a} 1", b'gpu_up{uuid="a"}', b'gpu_up{uuid="\xff"} 1'],
 )
-def test_a_page_that_is_damaged_is_no_page_and_not_one_with_fewer_gpus(line: bytes) -> None:
+def test_damaged_page_is_rejected_as_a_whole(line: bytes) -> None:
     with pytest.raises(ValueError, match=r".+"):
         read_page(b'gpu_up{uuid="b"} 1\n' + line + b"\n", 1)
 
 
-def test_a_missing_value_is_a_row_once_and_values_are_rows_always() -> None:
+def test_missing_gpu_is_recorded_once_and_values_always() -> None:
     first, other = (HardwareSample(unix_ns=1, gpu_uuid=uuid, power_watts=1.0) for uuid in (H100, A100))
     history = AbsenceFilter(None)
 
@@ -142,19 +142,19 @@ def test_a_missing_value_is_a_row_once_and_values_are_rows_always() -> None:
     assert [row.missing for row in history.absent("refused", 9)] == ["refused"]
 
 
-def test_a_gpu_that_does_not_answer_is_a_row_per_reason() -> None:
+def test_unresponsive_gpu_is_recorded_once_per_reason() -> None:
     hung, lost = (HardwareSample(unix_ns=1, gpu_uuid=HUNG, missing=reason) for reason in ("hung", "lost"))
     history = AbsenceFilter(None)
     assert [history.rows_of([row], 1) for row in (hung, hung, lost, lost)] == [[hung], [], [lost], []]
 
 
-def test_an_exporter_without_gpus_is_missing_once() -> None:
+def test_exporter_without_gpus_is_recorded_as_missing_once() -> None:
     history = AbsenceFilter(None)
     assert history.rows_of([], 1) == [HardwareSample(unix_ns=1, missing=NO_GPU)]
     assert history.rows_of([], 2) == []
 
 
-def test_the_ranks_own_gpu_is_missed_when_the_exporter_does_not_show_it() -> None:
+def test_own_gpu_is_missing_when_absent_from_the_exporter_page() -> None:
     seen = HardwareSample(unix_ns=1, gpu_uuid="MIG-1-2-3")
     assert [row.gpu_uuid for row in AbsenceFilter(H100).rows_of([seen], 1) if row.missing] == [H100]
     assert AbsenceFilter("GPU-1-2-3").rows_of([seen], 1) == [seen], "CUDA gives a MIG device's uuid without saying that it is one"
@@ -204,12 +204,12 @@ def page(body: bytes, status: int = 200, headers: dict[str, str] | None = None) 
     return answer
 
 
-def test_a_page_is_fetched_without_the_proxy_of_the_environment(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_page_is_fetched_without_the_environment_proxy(serve: Serve, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:1")
     assert fetch(parse_target(serve(page(b"gpu_up 1\n")))) == b"gpu_up 1\n"
 
 
-def test_user_and_password_are_sent_and_never_shown(serve: Serve) -> None:
+def test_user_and_password_are_sent_but_never_shown(serve: Serve) -> None:
     seen: list[tuple[str, str]] = []
 
     def answer(handler: Any) -> None:
@@ -234,18 +234,18 @@ def test_user_and_password_are_sent_and_never_shown(serve: Serve) -> None:
     ],
     ids=["redirect", "too large", "cut off", "another service"],
 )
-def test_what_is_no_page_is_an_error_that_says_why(serve: Serve, answer: Answer, reason: str) -> None:
+def test_invalid_response_raises_an_error_with_the_reason(serve: Serve, answer: Answer, reason: str) -> None:
     with pytest.raises(ScrapeError, match=reason):
         fetch(parse_target(serve(answer)))
 
 
-def test_nobody_there(refusing_port: int) -> None:
+def test_refused_connection_raises_scrape_error(refusing_port: int) -> None:
     with pytest.raises(ScrapeError, match="refused"):
         fetch(parse_target(f"http://127.0.0.1:{refusing_port}/metrics"))
 
 
 @pytest.mark.parametrize("first", [b"HTTP/1.0 200 OK\r\n", b"HTTP/1.0 200 OK\r\n\r\n"], ids=["head", "body"])
-def test_a_page_that_drips_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
+def test_slowly_dripping_page_times_out(serve: Serve, monkeypatch: pytest.MonkeyPatch, first: bytes) -> None:
     monkeypatch.setattr(exporter_page, "DEADLINE_SECONDS", 0.3)
 
     def drip(handler: Any) -> None:
@@ -258,7 +258,7 @@ def test_a_page_that_drips_is_given_up(serve: Serve, monkeypatch: pytest.MonkeyP
         fetch(parse_target(serve(drip)))
 
 
-def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unresponsive_server_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(exporter_page, "CONNECT_SECONDS", 0.2)
     with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(ScrapeError, match=r"timed out|too long"):
         fetch(parse_target(f"http://127.0.0.1:{silent.getsockname()[1]}"))
@@ -268,12 +268,12 @@ def test_a_server_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch
     "url",
     ["", "host:9838", "ftp://a/", "http://", "http://a:x:secret@h:port/", "http://h/a b", "http://h/\r\nHost: b", "http://[::1"],
 )
-def test_what_is_no_address_is_refused_without_quoting_it(url: str) -> None:
+def test_invalid_address_is_refused_without_quoting_the_secret(url: str) -> None:
     with pytest.raises(ValueError, match="address") as refusal:
         parse_target(url)
     assert "secret" not in str(refusal.value)
 
 
-def test_an_address_has_a_path_of_its_own_or_the_usual_one() -> None:
+def test_address_without_a_path_defaults_to_metrics() -> None:
     assert (parse_target("https://h").path, parse_target("http://h:1/x").path) == ("/metrics", "/x")
     assert parse_target("https://[::1]:9/").port == 9

@@ -97,7 +97,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     played.requests.close()
 
 
-def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
+def test_requested_dump_is_copied_into_the_run(rank: Rank) -> None:
     # when a dump is requested, then the rank receives the request
     request = rank.ask()
     assert rank.requests.received() == [request.id]
@@ -115,12 +115,12 @@ def test_a_dump_that_was_asked_for_comes_into_the_run(rank: Rank) -> None:
     assert list(rank.scratch.iterdir()) == []
 
 
-def test_a_rank_that_was_not_asked_does_nothing(rank: Rank) -> None:
+def test_unrequested_rank_does_nothing(rank: Rank) -> None:
     rank.ask(ranks=[4, 6])
     assert rank.requests.received() == []
 
 
-def test_nothing_is_asked_before_the_rank_has_its_place_in_the_run(rank: Rank) -> None:
+def test_request_waits_until_the_rank_has_a_place_in_the_run(rank: Rank) -> None:
     rank.begun = False
     rank.ask()
     assert rank.requests.received() == []
@@ -129,12 +129,12 @@ def test_nothing_is_asked_before_the_rank_has_its_place_in_the_run(rank: Rank) -
     assert len(rank.requests.received()) == 1
 
 
-def test_who_may_write_into_the_run_may_ask(rank: Rank) -> None:
+def test_control_folder_is_created_on_the_first_tick(rank: Rank) -> None:
     rank.tick()
     assert (rank.run / "control").is_dir()
 
 
-def test_a_rank_without_a_recorder_says_so(rank: Rank) -> None:
+def test_rank_without_a_recorder_answers_with_the_reason(rank: Rank) -> None:
     request = rank.ask()
     rank.obey(request.id, reason="no collective has been recorded")
     rank.tick()
@@ -142,7 +142,7 @@ def test_a_rank_without_a_recorder_says_so(rank: Rank) -> None:
     assert (answer.accepted, answer.reason) == (False, "no collective has been recorded")
 
 
-def test_a_process_without_a_process_group_is_not_asked(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_without_a_process_group_refuses_the_request(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a standard output without a reader
     with Path(os.devnull).open("wb") as nothing:
         monkeypatch.setattr(flight, "_REQUESTS", nothing.fileno())
@@ -152,7 +152,7 @@ def test_a_process_without_a_process_group_is_not_asked(rank: Rank, monkeypatch:
     assert "no process group" in (answer.reason or "")
 
 
-def test_a_rank_without_a_listening_thread_does_not_hang_its_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_a_listening_thread_does_not_block_the_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     read, write = os.pipe()
     os.close(read)
     monkeypatch.setattr(flight, "_REQUESTS", write)
@@ -163,7 +163,7 @@ def test_a_rank_without_a_listening_thread_does_not_hang_its_helper(rank: Rank, 
     assert "does not listen" in (answer.reason or "")
 
 
-def test_a_stuck_rank_is_given_up_and_its_late_dump_is_taken(rank: Rank) -> None:
+def test_stuck_rank_times_out_and_a_late_dump_is_collected(rank: Rank) -> None:
     request = rank.ask()
     rank.tick(flight.ANSWER_SECONDS + 1)
     answer = rank.answer(request)
@@ -180,7 +180,7 @@ def test_a_stuck_rank_is_given_up_and_its_late_dump_is_taken(rank: Rank) -> None
 
 
 @pytest.mark.parametrize(("state", "reason"), [("stopped", "state T"), ("disk", "state D")])
-def test_a_process_that_the_system_holds_is_not_called_stuck(
+def test_process_blocked_in_the_kernel_is_not_reported_as_stuck(
     rank: Rank, monkeypatch: pytest.MonkeyPatch, state: str, reason: str
 ) -> None:
     monkeypatch.setattr(flight, "process_state", lambda _: state)
@@ -191,7 +191,7 @@ def test_a_process_that_the_system_holds_is_not_called_stuck(
     assert "interpreter" not in given_reason
 
 
-def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_dump_pipe_is_used_when_python_is_stuck(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     # given the files that torch creates per rank if configured: a pipe for requests, and a dump file
     stem = rank.scratch / "ask-"
     os.mkfifo(f"{stem}{RANK}.pipe")
@@ -215,7 +215,7 @@ def test_where_torch_listens_itself_it_is_asked_when_python_is_stuck(rank: Rank,
 
 
 @pytest.mark.parametrize("kind", ["nothing", "file", "nobody", "link"])
-def test_a_pipe_that_is_none_is_left_alone(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_path_that_is_not_a_readable_pipe_is_left_untouched(kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TORCH_NCCL_DEBUG_INFO_PIPE_FILE", str(tmp_path / "ask-"))
     pipe = tmp_path / "ask-5.pipe"
     if kind == "file":
@@ -229,7 +229,7 @@ def test_a_pipe_that_is_none_is_left_alone(kind: str, tmp_path: Path, monkeypatc
     assert kind not in ("file", "link") or pipe.read_bytes() == b"precious"
 
 
-def test_dumps_are_rate_limited_and_only_the_last_are_kept(rank: Rank) -> None:
+def test_dumps_are_rate_limited_and_only_the_latest_are_kept(rank: Rank) -> None:
     requests = []
     for _ in range(MOST_DUMPS + 2):
         requests.append(rank.ask())
@@ -243,7 +243,7 @@ def test_dumps_are_rate_limited_and_only_the_last_are_kept(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("named", [[RANK, RANK + 1], [RANK - 1, RANK]], ids=["the first", "another"])
-def test_one_rank_refuses_for_all_and_the_others_only_where_it_does_not(rank: Rank, named: list[int]) -> None:
+def test_first_named_rank_refuses_for_all_and_others_only_as_fallback(rank: Rank, named: list[int]) -> None:
     # given ranks that have just dumped, and get another request
     rank.obey(rank.ask().id, "gloo")
     rank.tick(flight.CHECK_SECONDS)
@@ -267,7 +267,7 @@ def test_one_rank_refuses_for_all_and_the_others_only_where_it_does_not(rank: Ra
     assert read_answer(rank.run, answered.id, rank=RANK) is None
 
 
-def test_many_ranks_look_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helpers_of_large_jobs_poll_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     looks: dict[int, int] = {}
     for size in (8, 2000):
         rank.task = rank.helper(size)
@@ -285,7 +285,7 @@ def test_many_ranks_look_less_often(rank: Rank, monkeypatch: pytest.MonkeyPatch)
 
 
 @pytest.mark.parametrize("where", ["make_control_dir", "pending", "complete"])
-def test_a_disk_that_does_not_answer_does_not_hold_up_the_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
+def test_hanging_disk_does_not_block_the_helper(rank: Rank, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
     # given a disk at which every access blocks for ever
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(rank.run / "theirs-"))
     rank.task = rank.helper()
@@ -313,7 +313,7 @@ def test_a_disk_that_does_not_answer_does_not_hold_up_the_helper(rank: Rank, mon
         back.set()
 
 
-def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_is_logged_once_and_costs_only_the_dumps(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail() -> list[ControlRequest]:
         raise ZeroDivisionError("a bug")
 
@@ -326,9 +326,7 @@ def test_what_goes_wrong_beside_is_said_once_and_costs_only_the_dumps(rank: Rank
 
 
 @pytest.mark.parametrize("variable", ["TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_TEMP_FILE"])
-def test_dumps_that_torch_writes_when_the_watchdog_expires_are_in_the_run(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch, variable: str
-) -> None:
+def test_watchdog_dump_of_torch_is_copied_into_the_run(rank: Rank, monkeypatch: pytest.MonkeyPatch, variable: str) -> None:
     # given a file that grows
     monkeypatch.setenv(variable, str(rank.scratch / "theirs-"))
     rank.task = rank.helper()
@@ -347,7 +345,7 @@ def test_dumps_that_torch_writes_when_the_watchdog_expires_are_in_the_run(
     assert len(rank.reported) == 1
 
 
-def test_a_watchdog_that_ends_the_process_is_noticed_at_its_end(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watchdog_dump_of_an_exiting_process_is_collected(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a file whose name the recorder chose
     prefix = rank.scratch / "flight-123-"
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(prefix))
@@ -361,7 +359,7 @@ def test_a_watchdog_that_ends_the_process_is_noticed_at_its_end(rank: Rank, monk
     assert not Path(f"{prefix}{RANK}").exists()
 
 
-def test_the_end_of_a_rank_answers_who_asked(rank: Rank) -> None:
+def test_end_of_a_rank_answers_pending_requests(rank: Rank) -> None:
     written, silent = rank.ask(), None
     rank.obey(written.id, "gloo")
     rank.task.end(vanished=True)
@@ -372,14 +370,14 @@ def test_the_end_of_a_rank_answers_who_asked(rank: Rank) -> None:
     assert "ended" in (rank.answer(silent).reason or "")
 
 
-def test_files_older_than_the_rank_are_not_its(tmp_path: Path) -> None:
+def test_dump_older_than_the_rank_is_ignored(tmp_path: Path) -> None:
     path = tmp_path / "theirs-5"
     path.write_bytes(b"of another job")
     file = WatchdogFile(path, newer_than_ns=path.stat().st_mtime_ns + 1)
     assert [file.complete(), file.complete(), file.complete(last=True)] == [None, None, None]
 
 
-def test_what_a_rank_left_when_an_exception_ended_it_is_in_the_run(rank: Rank) -> None:
+def test_dump_of_a_crashed_rank_is_copied_into_the_run(rank: Rank) -> None:
     rank.tick()
     rank.obey("crash", "gloo")
     rank.task.end(vanished=False)

@@ -34,7 +34,7 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     helper.requests.close()
 
 
-def test_dumps_are_asked_for_and_give_each_operation_once(helper: Helper) -> None:
+def test_dumps_are_requested_and_yield_each_operation_once(helper: Helper) -> None:
     # given a first dump, in which one operation has not ended
     helper.look()
     helper.dump([call(number) for number in range(9)] + [call(9, ended=False), call(10)])
@@ -53,7 +53,7 @@ def test_dumps_are_asked_for_and_give_each_operation_once(helper: Helper) -> Non
     assert helper.reported == []
 
 
-def test_the_replacement_of_a_killed_helper_takes_what_no_dump_had(helper: Helper) -> None:
+def test_replacement_of_a_killed_helper_records_only_new_operations(helper: Helper) -> None:
     helper.look()
     helper.dump([call(number) for number in range(9)] + [call(9, ended=False)])
     helper.look(0.5)
@@ -65,7 +65,7 @@ def test_the_replacement_of_a_killed_helper_takes_what_no_dump_had(helper: Helpe
     assert helper.reported == []
 
 
-def test_overwritten_operations_are_counted_and_said_once(helper: Helper) -> None:
+def test_overwritten_operations_are_counted_and_logged_once(helper: Helper) -> None:
     for first in (0, 150, 300):
         helper.look(128.0)
         helper.dump([call(number) for number in range(first, first + 100)])
@@ -76,7 +76,7 @@ def test_overwritten_operations_are_counted_and_said_once(helper: Helper) -> Non
 
 @pytest.mark.full
 @pytest.mark.slow
-def test_dumps_are_rarer_where_they_are_costly(helper: Helper) -> None:
+def test_costly_dumps_are_requested_less_often(helper: Helper) -> None:
     number, dumped_at = 0, []
     for _ in range(2 * 300):
         helper.look(0.5)
@@ -93,7 +93,7 @@ def test_dumps_are_rarer_where_they_are_costly(helper: Helper) -> None:
     assert all(at % 32 == 0 for at in dumped_at[3:])
 
 
-def test_parts_of_a_batch_are_recorded_with_it(helper: Helper) -> None:
+def test_operations_of_a_coalesced_batch_are_recorded_with_the_batch(helper: Helper) -> None:
     helper.look()
     part = {"is_p2p": True, "profiling_name": "nccl:send 0->1", "retired": False, "state": "scheduled"}
     batch = call(1, profiling_name="nccl:coalesced", is_p2p=True)
@@ -104,7 +104,7 @@ def test_parts_of_a_batch_are_recorded_with_it(helper: Helper) -> None:
     assert block.flags == [TRANSFER | PART, TRANSFER]
 
 
-def test_a_rank_that_does_not_answer_is_reported_once_and_not_asked_again(helper: Helper) -> None:
+def test_unresponsive_rank_is_reported_once_and_not_asked_again(helper: Helper) -> None:
     for _ in range(10):
         helper.look(30.0)
     assert helper.requests.received() == [DURATIONS]

@@ -116,7 +116,7 @@ def samples(folder: Path) -> list[HardwareSample]:
 
 
 @pytest.mark.slow
-def test_one_helper_of_a_host_samples_through_exporter_and_helper_deaths(
+def test_one_helper_per_host_samples_despite_exporter_and_helper_deaths(
     tmp_path: Path,
     fake_nvml: FakeDriver,
     start_exporter: Callable[..., RunningExporter],
@@ -176,7 +176,7 @@ def test_one_helper_of_a_host_samples_through_exporter_and_helper_deaths(
 
 
 @pytest.mark.slow
-def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: StartRank, refusing_port: int) -> None:
+def test_absent_exporter_is_logged_once_per_host(tmp_path: Path, start_rank: StartRank, refusing_port: int) -> None:
     url = f"http://me:secret@127.0.0.1:{refusing_port}/metrics"
     ranks = [start_rank(rank, url) for rank in (0, 1)]
     wait_until(lambda: len(samples(tmp_path)) >= 1 and all(rank.has_open("-host-") for rank in ranks))
@@ -192,14 +192,14 @@ def test_a_host_without_an_exporter_says_so_once(tmp_path: Path, start_rank: Sta
 
 
 @pytest.mark.slow
-def test_ranks_without_a_gpu_that_asked_for_no_exporter_do_not_hear_of_one(tmp_path: Path, start_rank: StartRank) -> None:
+def test_cpu_rank_without_an_explicit_exporter_logs_nothing(tmp_path: Path, start_rank: StartRank) -> None:
     rank = start_rank(0, EXPORTER_URL, device=False)
     wait_until(lambda: len(samples(tmp_path)) >= 1)
     assert rank.end() == ""
 
 
 @pytest.mark.slow
-def test_nobody_samples_where_it_is_switched_off(tmp_path: Path, start_rank: StartRank) -> None:
+def test_disabled_sampling_writes_nothing(tmp_path: Path, start_rank: StartRank) -> None:
     rank = start_rank(0, None)
     wait_until((tmp_path / "run" / "run.json").exists)
     time.sleep(0.5)
@@ -231,7 +231,7 @@ def test_samples_are_appended_in_order_and_read_back(run: Path) -> None:
     assert reader.skipped_lines == 1
 
 
-def test_an_unwritable_folder_is_logged_once_and_the_newest_are_kept(run: Path) -> None:
+def test_unwritable_folder_is_logged_once_and_the_newest_samples_are_kept(run: Path) -> None:
     (run / "hosts").touch()  # no folder can be created here
     collected: list[str] = []
     log = SampleLog(run, "node1", collected.append, max_pending=10)
@@ -248,7 +248,7 @@ def test_an_unwritable_folder_is_logged_once_and_the_newest_are_kept(run: Path) 
     assert collected[1].startswith("16 hardware samples")
 
 
-def test_a_disk_that_stands_still_holds_up_nobody(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_disk_does_not_block_the_sample_log(run: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
     append = JsonLinesWriter.append
 
@@ -268,7 +268,7 @@ def test_a_disk_that_stands_still_holds_up_nobody(run: Path, monkeypatch: pytest
     assert len(list(RunReader(run).hardware("node1"))) >= 10
 
 
-def test_a_run_that_was_removed_is_not_made_again(run: Path) -> None:
+def test_removed_run_is_not_recreated(run: Path) -> None:
     log = SampleLog(run, "node1", pytest.fail)
     log.add([sample(0)])
     wait_until(lambda: bool(list(RunReader(run).hardware("node1"))))
@@ -280,7 +280,7 @@ def test_a_run_that_was_removed_is_not_made_again(run: Path) -> None:
     assert list((run / "hosts" / "node1").iterdir()) == []
 
 
-def test_one_holder_at_a_time_and_the_last_to_leave_leaves_nothing(tmp_path: Path) -> None:
+def test_lock_has_one_holder_and_the_last_leave_removes_the_files(tmp_path: Path) -> None:
     first, second, other = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path), HostLock("other", base=tmp_path)
     assert [lock.take() for lock in (first, second, other)] == [True, False, True]
     assert [lock.is_held() for lock in (first, second, other)] == [True, False, True]
@@ -294,7 +294,7 @@ def test_one_holder_at_a_time_and_the_last_to_leave_leaves_nothing(tmp_path: Pat
     assert list(tmp_path.iterdir()) == []
 
 
-def test_whoever_holds_a_lock_that_was_removed_holds_it_no_more(tmp_path: Path) -> None:
+def test_removed_lock_is_no_longer_held(tmp_path: Path) -> None:
     first, second = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path)
     assert first.take()
     next(tmp_path.glob("*/lock")).unlink()
@@ -304,7 +304,7 @@ def test_whoever_holds_a_lock_that_was_removed_holds_it_no_more(tmp_path: Path) 
     assert second.is_held(), "what the new holder has is not the old one's to remove"
 
 
-def test_a_lock_that_is_removed_while_it_is_taken_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lock_removed_during_acquisition_is_not_taken(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = HostLock("run", base=tmp_path)
 
     def late(handle: int, *, shared: bool = False) -> bool:
@@ -318,7 +318,7 @@ def test_a_lock_that_is_removed_while_it_is_taken_is_not_taken(tmp_path: Path, m
     assert lock.take()
 
 
-def test_a_word_stays_until_the_last_has_left(tmp_path: Path) -> None:
+def test_note_persists_until_the_last_holder_leaves(tmp_path: Path) -> None:
     first, second = HostLock("run", base=tmp_path), HostLock("run", base=tmp_path)
     assert [first.take(), second.take()] == [True, False]
     assert (first.note(b"absent"), first.note(b"absent"), first.note(b"other")) == (True, False, True)
@@ -331,7 +331,7 @@ def test_a_word_stays_until_the_last_has_left(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["file", "link"])
-def test_a_place_that_is_not_ours_is_refused(tmp_path: Path, kind: str) -> None:
+def test_lock_folder_replaced_by_a_file_or_link_is_refused(tmp_path: Path, kind: str) -> None:
     lock = HostLock("run", base=tmp_path)
     if kind == "file":
         lock._folder.touch()

@@ -47,7 +47,7 @@ def helper(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Helper]:
     helper.requests.close()
 
 
-def test_every_record_is_taken_once_however_the_plugin_writes(helper: Helper) -> None:
+def test_every_record_is_read_once_despite_partial_writes(helper: Helper) -> None:
     data = b"".join(map(record, range(50)))
     written = 0
     for end in (700, 701, 2000, 2001, len(data) // 2, len(data) - 1, len(data)):
@@ -71,7 +71,7 @@ def test_every_record_is_taken_once_however_the_plugin_writes(helper: Helper) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("has_holes", [True, False])
-def test_the_disk_space_of_what_was_read_is_released(helper: Helper, monkeypatch: pytest.MonkeyPatch, *, has_holes: bool) -> None:
+def test_disk_space_of_read_records_is_released(helper: Helper, monkeypatch: pytest.MonkeyPatch, *, has_holes: bool) -> None:
     if not has_holes:
         monkeypatch.setattr(follow, "_punch_hole", lambda *_: False)
     count = 8 * (follow.RELEASE_BYTES // len(record(0)))
@@ -87,9 +87,7 @@ def test_the_disk_space_of_what_was_read_is_released(helper: Helper, monkeypatch
     assert sum(block.damaged for block in helper.blocks) == 0
 
 
-def test_a_log_that_the_user_wants_elsewhere_is_left_alone(
-    helper: Helper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_log_in_a_user_chosen_folder_is_left_unchanged(helper: Helper, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "mine").mkdir()
     monkeypatch.setenv("NCCL_INSPECTOR_DUMP_DIR", str(tmp_path / "mine"))
     log = tmp_path / "mine" / helper.log.name
@@ -111,7 +109,7 @@ def test_a_log_that_the_user_wants_elsewhere_is_left_alone(
         b"\xff\xfe\0\n",
     ],
 )
-def test_damage_costs_no_more_than_itself(helper: Helper, hostile: bytes) -> None:
+def test_damaged_record_costs_no_other_record(helper: Helper, hostile: bytes) -> None:
     helper.log.write_bytes(record(0) + hostile + record(2))
     helper.look()
     with helper.log.open("ab") as file:
@@ -122,7 +120,7 @@ def test_damage_costs_no_more_than_itself(helper: Helper, hostile: bytes) -> Non
     assert helper.reported == []
 
 
-def test_what_the_plugin_dropped_is_counted_and_said_once(helper: Helper) -> None:
+def test_records_dropped_by_the_plugin_are_counted_and_logged_once(helper: Helper) -> None:
     stats = json.loads(record(0)) | {"dump_stats": {"coll_dropped_since_last_dump": 9}}
     del stats["coll_perf"]
     for number in range(2):
@@ -134,7 +132,7 @@ def test_what_the_plugin_dropped_is_counted_and_said_once(helper: Helper) -> Non
     assert "9 durations" in helper.reported[0]
 
 
-def test_a_log_that_disappears_is_found_again(helper: Helper) -> None:
+def test_log_that_was_removed_and_recreated_is_followed(helper: Helper) -> None:
     helper.log.write_bytes(record(0))
     helper.look()
     helper.log.unlink()
@@ -147,7 +145,7 @@ def test_a_log_that_disappears_is_found_again(helper: Helper) -> None:
     assert helper.reported == []
 
 
-def test_the_replacement_of_a_killed_helper_reads_on_in_the_log(helper: Helper) -> None:
+def test_replacement_of_a_killed_helper_continues_in_the_log(helper: Helper) -> None:
     helper.log.write_bytes(record(0) + record(1))
     helper.look()
     helper.replace()
@@ -187,7 +185,7 @@ def test_a_log_of_another_process_is_not_read(helper: Helper) -> None:
     assert helper.blocks[-1].missing is not None
 
 
-def test_links_and_pipes_are_no_logs(helper: Helper, tmp_path: Path) -> None:
+def test_links_and_pipes_are_not_read_as_logs(helper: Helper, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").write_bytes(record(0))
     helper.log.symlink_to(tmp_path / "elsewhere")
     for _ in range(collective_times.PATIENCE + 2):
@@ -196,7 +194,7 @@ def test_links_and_pipes_are_no_logs(helper: Helper, tmp_path: Path) -> None:
     assert len(helper.reported) == 1
 
 
-def test_nothing_is_read_while_the_disk_takes_nothing(helper: Helper) -> None:
+def test_log_is_not_read_while_the_disk_is_blocked(helper: Helper) -> None:
     helper.log.write_bytes(record(0))
     helper.waiting = MOST_WAITING + 1
     helper.look()
@@ -217,7 +215,7 @@ def test_a_backlog_is_skipped_and_counted(helper: Helper, monkeypatch: pytest.Mo
     assert len(helper.reported) == 1
 
 
-def test_a_failure_switches_only_this_off(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_disables_only_the_log_reader(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise RuntimeError("oops")
 
@@ -230,7 +228,7 @@ def test_a_failure_switches_only_this_off(helper: Helper, monkeypatch: pytest.Mo
     assert "oops" in helper.reported[0]
 
 
-def test_without_a_source_nothing_happens(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_task_without_a_source_does_nothing(helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_INSPECTOR_PROM_DUMP", "1")
     helper.look(100.0)
     assert helper.task is not None

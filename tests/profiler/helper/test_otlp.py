@@ -121,9 +121,7 @@ def test_every_nth_step_of_all_ranks_is_one_trace(collector: Collector, monkeypa
     assert [rank.reported for rank in ranks] == [[], []]
 
 
-def test_standard_variables_name_the_service_and_sample_the_same_steps(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_standard_otel_variables_set_the_service_name_and_sampling(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OTEL_SERVICE_NAME", "theirs")
     monkeypatch.setenv("OTEL_RESOURCE_ATTRIBUTES", "host.name=their-host,team=ml")
     monkeypatch.setenv("OTEL_TRACES_SAMPLER", "traceidratio")
@@ -141,7 +139,7 @@ def test_standard_variables_name_the_service_and_sample_the_same_steps(
     assert by_key.items() <= resource.items()
 
 
-def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_spans_are_exported_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     received: list[Any] = []
 
     def export(request: Any, _context: Any) -> ExportTraceServiceResponse:
@@ -157,7 +155,7 @@ def test_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     assert [span.name for span in spans] == ["forward", "backward"] * 2 + ["step"]
 
 
-def test_an_absent_collector_is_reported_once_and_gets_later_steps(monkeypatch: pytest.MonkeyPatch, refusing_port: int) -> None:
+def test_absent_collector_is_reported_once_and_receives_later_steps(monkeypatch: pytest.MonkeyPatch, refusing_port: int) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{refusing_port}")
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "2")  # time for a second attempt
     rank = Rank()
@@ -174,7 +172,7 @@ def test_an_absent_collector_is_reported_once_and_gets_later_steps(monkeypatch: 
     assert "accepts the traces over OTLP again" in rank.reported[1]
 
 
-def test_only_a_change_is_reported() -> None:
+def test_only_changes_of_collector_availability_are_reported() -> None:
     class Fickle(SpanExporter):
         answers = iter(["FAILURE", "FAILURE", "SUCCESS", "SUCCESS", "FAILURE", "FAILURE"])
 
@@ -193,7 +191,7 @@ def test_only_a_change_is_reported() -> None:
 
 
 @pytest.mark.slow
-def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shutdown_does_not_wait_for_an_unresponsive_collector(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rankscope.profiler.helper.publishing.otlp.FLUSH_SECONDS", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://127.0.0.1:{silent.getsockname()[1]}")
@@ -207,7 +205,7 @@ def test_the_end_does_not_wait_for_a_collector_that_does_not_answer(monkeypatch:
     wait_until(lambda: not any(thread.name == "otlp" for thread in threading.enumerate()))
 
 
-def test_nothing_is_sent_before_the_run_has_an_id_and_the_queue_is_bounded(collector: Collector) -> None:
+def test_spans_wait_for_the_run_id_in_a_bounded_queue(collector: Collector) -> None:
     rank = Rank(every=1)
     rank.begun = False
     rank.do(*range(MAX_WAITING + 50))
@@ -229,7 +227,9 @@ def test_nothing_is_sent_before_the_run_has_an_id_and_the_queue_is_bounded(colle
         ({"OTEL_BSP_MAX_QUEUE_SIZE": "-1"}, "OTEL_BSP_"),
     ],
 )
-def test_a_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str) -> None:
+def test_invalid_otel_variable_is_reported_once_per_host(
+    monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], reason: str
+) -> None:
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     rank, neighbour = Rank(0), Rank(1)
@@ -242,7 +242,7 @@ def test_a_variable_that_cannot_be_is_named(monkeypatch: pytest.MonkeyPatch, var
 
 
 @pytest.mark.parametrize(("missing", "protocol", "extra"), [("http", "http/protobuf", "otlp"), ("grpc", "grpc", "otlp-grpc")])
-def test_a_missing_exporter_is_one_line_with_the_way_out(
+def test_missing_otlp_exporter_logs_one_line_with_the_install_command(
     monkeypatch: pytest.MonkeyPatch, missing: str, protocol: str, extra: str
 ) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_PROTOCOL", protocol)
@@ -254,7 +254,7 @@ def test_a_missing_exporter_is_one_line_with_the_way_out(
     assert rank.reported[0].endswith(f"pip install 'rankscope[{extra}]'")
 
 
-def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_otel_sdk_logs_one_line_with_the_install_command(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(sys.modules, "rankscope.profiler.helper.publishing.otlp_sdk", raising=False)
     monkeypatch.setitem(sys.modules, "opentelemetry.sdk.resources", None)
     rank = Rank()
@@ -265,9 +265,7 @@ def test_a_missing_sdk_is_one_line_with_the_way_out(monkeypatch: pytest.MonkeyPa
     assert "pip install 'rankscope[otlp]'" in text
 
 
-def test_traces_are_off_unless_asked_for_and_the_sdk_may_be_disabled(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_traces_are_off_by_default_and_when_the_sdk_is_disabled(collector: Collector, monkeypatch: pytest.MonkeyPatch) -> None:
     off = Rank(every=None)
     off.do(0, 1, 2)
     off.task.end(vanished=False)

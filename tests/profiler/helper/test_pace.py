@@ -35,7 +35,7 @@ def report(pace: StepPace, *, cost_us: float, window_cost_us: float = 0.0, windo
     return made
 
 
-def test_before_the_first_steps_there_is_no_report() -> None:
+def test_report_exists_only_after_the_first_step() -> None:
     pace = StepPace(StepTimeBaseline())
     assert pace.report(INFO, 1) is None
     train(pace, 1)
@@ -43,7 +43,7 @@ def test_before_the_first_steps_there_is_no_report() -> None:
     assert (made.step, made.step_us, made.window_us) == (0, None, None)
 
 
-def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
+def test_always_on_cost_is_recent_and_excludes_windows() -> None:
     pace = StepPace(StepTimeBaseline())
     # Given a slow start, then 20 us a step, and two windows of 4 ms
     train(pace, 10)
@@ -56,7 +56,7 @@ def test_always_on_cost_is_that_of_late_and_windows_are_apart() -> None:
     assert made.spent_us == 60_000.0
 
 
-def test_a_window_also_costs_its_slower_steps_but_not_a_checkpoint_in_it() -> None:
+def test_window_cost_includes_slower_steps_but_no_checkpoint() -> None:
     pace = StepPace(StepTimeBaseline())
     train(pace, 20)
     train(pace, 2, wall_us=1500.0, profiled=True)
@@ -69,7 +69,7 @@ def test_a_window_also_costs_its_slower_steps_but_not_a_checkpoint_in_it() -> No
     assert made.spent_us == 9000.0 + 2000.0
 
 
-def test_the_pace_of_a_host_that_runs_ahead_is_that_of_its_device() -> None:
+def test_pace_of_a_host_running_ahead_is_the_device_pace() -> None:
     pace = StepPace(StepTimeBaseline())
     for number in range(20):
         wall_us = 170_000.0 if number % 5 == 4 else 6000.0
@@ -78,7 +78,7 @@ def test_the_pace_of_a_host_that_runs_ahead_is_that_of_its_device() -> None:
     assert made.step_us == 40_000.0
 
 
-def test_the_pace_has_the_long_steps_that_the_step_time_leaves_out() -> None:
+def test_pace_includes_long_steps_that_the_step_time_omits() -> None:
     pace = StepPace(StepTimeBaseline())
     for _ in range(10):
         train(pace, 9)
@@ -88,7 +88,7 @@ def test_the_pace_has_the_long_steps_that_the_step_time_leaves_out() -> None:
     assert made.pace_us == pytest.approx(2000.0, rel=0.1)
 
 
-def test_where_every_step_is_a_checkpoint_that_is_the_step_time() -> None:
+def test_step_time_is_the_checkpoint_time_when_every_step_has_one() -> None:
     pace = StepPace(StepTimeBaseline())
     for number in range(20):
         add(pace, StepRecord(step=number, start_unix_ns=1, wall_us=1000.0, tags=["checkpoint"]))
@@ -115,7 +115,7 @@ def cupti_cost(*, before: int, after_us: float, noise_us: float = 10, after: int
     return cost
 
 
-def test_longer_steps_after_the_first_window_are_the_recorders_cost() -> None:
+def test_longer_steps_after_the_first_window_are_recorder_cost() -> None:
     cost = cupti_cost(before=20, after_us=1050)
     assert cost.us_per_step == pytest.approx(50, abs=10)
     assert cost.us == pytest.approx(50 * 203, abs=10 * 203)
@@ -126,12 +126,12 @@ def test_longer_steps_after_the_first_window_are_the_recorders_cost() -> None:
     [(20, 1000, 10), (20, 950, 10), (20, 1050, 400), (20, 1800, 10), (LEAST_BEFORE - 1, 1050, 10)],
     ids=["same", "shorter", "within the noise", "by far too much", "no steps to compare with"],
 )
-def test_other_differences_are_not(before: int, after_us: float, noise_us: float) -> None:
+def test_other_step_time_differences_are_not_recorder_cost(before: int, after_us: float, noise_us: float) -> None:
     cost = cupti_cost(before=before, after_us=after_us, noise_us=noise_us)
     assert cost.us == 0
 
 
-def test_a_cost_is_not_known_before_enough_steps_followed() -> None:
+def test_cost_is_unknown_until_enough_steps_followed() -> None:
     cost = cupti_cost(before=20, after_us=1050, after=20)
     assert (cost.us_per_step, cost.us) == (None, 0)
 
@@ -141,7 +141,7 @@ def step(number: int, wall_us: float, *tags: str, device_us: float | None = None
     return StepRecord(step=number, start_unix_ns=1, wall_us=wall_us, tags=[*tags], device_us=device, profiled=profiled)
 
 
-def test_profiled_and_long_steps_are_not_typical_but_took_their_time() -> None:
+def test_profiled_and_checkpoint_steps_are_not_typical_but_keep_wall_time() -> None:
     baseline = StepTimeBaseline()
     for number in range(LEAST):
         baseline.add(step(number, 100.0))
@@ -152,7 +152,7 @@ def test_profiled_and_long_steps_are_not_typical_but_took_their_time() -> None:
 
 
 @pytest.mark.parametrize("least", [1, 5, LEAST])
-def test_there_is_no_typical_time_before_enough_steps(least: int) -> None:
+def test_typical_time_needs_enough_steps(least: int) -> None:
     baseline = StepTimeBaseline()
     for number in range(least):
         assert baseline.typical(least) is None
@@ -160,7 +160,7 @@ def test_there_is_no_typical_time_before_enough_steps(least: int) -> None:
     assert baseline.typical(least) is not None
 
 
-def test_single_slow_steps_do_not_move_the_baseline_and_old_ones_expire() -> None:
+def test_single_slow_steps_do_not_move_the_baseline_and_old_steps_expire() -> None:
     baseline = StepTimeBaseline()
     for number in range(RECENT):
         baseline.add(step(number, 5000.0))
@@ -170,7 +170,7 @@ def test_single_slow_steps_do_not_move_the_baseline_and_old_ones_expire() -> Non
     assert len(baseline.last_us(16)) == 16
 
 
-def test_on_a_device_only_steps_with_device_times_count() -> None:
+def test_device_baseline_uses_only_steps_with_device_times() -> None:
     baseline = StepTimeBaseline()
     for number in range(LEAST):
         baseline.add(step(number, 7.0))

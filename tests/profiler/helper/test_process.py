@@ -70,7 +70,7 @@ class Rank:
     ("end", "reason"),
     [(EndState.EXIT, "exit"), (EndState.INTERRUPTED, "interrupted"), (EndState.CRASH, "crash"), (EndState.SILENT, "killed")],
 )
-def test_records_reach_the_disk_and_the_end_has_a_reason(tmp_path: Path, end: EndState, reason: str) -> None:
+def test_records_reach_the_disk_and_the_end_reason_is_recorded(tmp_path: Path, end: EndState, reason: str) -> None:
     (tmp_path / "spool").mkdir()
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run", spool=tmp_path / "spool"))
     rank.put(*range(50))
@@ -112,7 +112,7 @@ def test_a_helper_ends_with_its_rank_though_a_child_keeps_the_pipe(tmp_path: Pat
     assert info_of(tmp_path / "run").end_reason == "exit"
 
 
-def test_a_helper_outlives_the_signals_of_the_job(tmp_path: Path) -> None:
+def test_helper_survives_signals_of_the_job(tmp_path: Path) -> None:
     # Slurm's --signal=USR1@90 reaches every process of the job
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0)
@@ -142,7 +142,7 @@ def test_a_live_rank_has_metrics_and_records(tmp_path: Path) -> None:
     rank.end()
 
 
-def test_a_folder_that_cannot_be_written_is_said_once_and_tried_again(tmp_path: Path) -> None:
+def test_unwritable_folder_is_logged_once_and_retried(tmp_path: Path) -> None:
     # Given a run folder whose path is taken by a file
     (tmp_path / "run").touch()
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
@@ -157,7 +157,7 @@ def test_a_folder_that_cannot_be_written_is_said_once_and_tried_again(tmp_path: 
     assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0, 1, 2]
 
 
-def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path) -> None:
+def test_invalid_ring_entry_is_dropped_and_counted(tmp_path: Path) -> None:
     spool = tmp_path / "spool"
     spool.mkdir()
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run", spool=spool))
@@ -180,9 +180,7 @@ def test_an_entry_that_makes_no_sense_costs_itself_and_is_counted(tmp_path: Path
     assert (info.dropped_records, info.end_reason) == (4, "exit")
 
 
-def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(
-    tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
-) -> None:
+def test_end_of_a_rank_does_not_recreate_a_removed_run(tmp_path: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0)
     wait_until((tmp_path / "run" / "attempts" / "000" / "ranks" / "00000" / "steps-000000.npy").exists)
@@ -192,7 +190,7 @@ def test_the_end_of_a_rank_whose_run_was_removed_makes_nothing_either(
     assert not any(tmp_path.iterdir())
 
 
-def test_the_launcher_hears_of_what_is_recorded_and_of_files_in_the_spool(tmp_path: Path) -> None:
+def test_launcher_finds_recorded_ranks_and_spooled_files(tmp_path: Path) -> None:
     # Given a launcher's folder
     job, spool = tmp_path / "job", tmp_path / "spool"
     job.mkdir()
@@ -224,7 +222,7 @@ segment_writer.JsonLinesWriter.append = stuck
 """
 
 
-def test_a_hanging_filesystem_delays_the_writing_and_nothing_else(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_filesystem_delays_only_the_writes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Given a folder in which a write blocks until the test releases it
     (tmp_path / "sitecustomize.py").write_text(STUCK.replace("GO", str(tmp_path / "go")))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -249,7 +247,7 @@ def test_a_hanging_filesystem_delays_the_writing_and_nothing_else(tmp_path: Path
 
 
 @pytest.mark.parametrize("keep", [1, -30])
-def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) -> None:
+def test_window_with_a_damaged_trace_is_dropped_and_logged_in_one_line(tmp_path: Path, keep: int) -> None:
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
     rank.put(0)
     trace = rank.scratch / "window.json"
@@ -272,7 +270,7 @@ def test_a_window_whose_trace_is_damaged_is_one_line(tmp_path: Path, keep: int) 
         ),
     ],
 )
-def test_a_window_that_cannot_be_reduced_costs_the_window_only(
+def test_irreducible_window_is_counted_as_missed_and_steps_are_kept(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str, reason: str
 ) -> None:
     # Given a helper that cannot reduce any trace
@@ -305,7 +303,7 @@ def one_step_trace(number: int) -> str:
     return msgspec.json.encode({"traceEvents": events, "baseTimeNanoseconds": 0}).decode()
 
 
-def test_a_window_with_a_step_that_is_too_long_keeps_its_trace_and_reason(tmp_path: Path) -> None:
+def test_window_with_a_too_long_step_keeps_the_trace_and_the_reason(tmp_path: Path) -> None:
     run = tmp_path / "run"
     rank = Rank(tmp_path / "scratch", handover_of(run))
     # given steps of 1 ms, a profiled one of 1.5 ms, and then one of 9 ms
@@ -339,7 +337,7 @@ trace_reducer._reduce = lambda _path: time.sleep(600)
 """
 
 
-def test_windows_too_slow_at_the_end_are_counted_and_the_end_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_windows_unreduced_at_the_end_are_counted_and_the_end_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "sitecustomize.py").write_text(ENDLESS)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     rank = Rank(tmp_path / "scratch", handover_of(tmp_path / "run"))
@@ -352,7 +350,7 @@ def test_windows_too_slow_at_the_end_are_counted_and_the_end_is_written(tmp_path
     assert (info.end_reason, info.missed_windows) == ("exit", 2)
 
 
-def test_the_helper_never_loads_torch_and_other_libraries_only_when_needed() -> None:
+def test_helper_never_loads_torch_and_loads_other_libraries_on_demand() -> None:
     script = (
         "import sys; import rankscope.profiler.helper.__main__;"
         "print([name for name in ('opentelemetry', 'http.client', 'numpy', 'torch') if name in sys.modules]);"
@@ -380,7 +378,7 @@ class Failing(HelperTask):
             raise ValueError("worse")
 
 
-def test_a_task_that_fails_is_ended_and_said_once_and_the_others_go_on() -> None:
+def test_failing_task_is_stopped_and_logged_once_and_others_continue() -> None:
     text, ticks = list[str](), list[int]()
 
     class Other(HelperTask):

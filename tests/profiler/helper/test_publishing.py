@@ -46,7 +46,7 @@ def after(*steps: StepRecord) -> Totals:
     return totals
 
 
-def test_every_sample_is_in_the_table_with_the_labels_of_its_row() -> None:
+def test_every_sample_is_in_the_metrics_table_with_the_labels_of_the_row() -> None:
     rows = {row.name: row for row in RANK_METRICS}
     seen = set()
     for name, labels, _, suffix in samples(RUN, RANK, totals_of(3), STANDING):
@@ -56,14 +56,14 @@ def test_every_sample_is_in_the_table_with_the_labels_of_its_row() -> None:
     assert seen == rows.keys()
 
 
-def test_only_the_identity_names_the_run_by_its_id() -> None:
+def test_only_rank_info_has_the_run_id() -> None:
     lines = [line for line in rank_text().splitlines() if RUN.run_id in line]
 
     assert [line.partition("{")[0] for line in lines] == ["rank_info"]
     assert [row.name for row in RANK_METRICS if "run_id" in row.labels] == ["rank_info"]
 
 
-def test_promtool_finds_nothing_to_object_to(require_program: Callable[[str], str]) -> None:
+def test_promtool_check_metrics_finds_no_problem(require_program: Callable[[str], str]) -> None:
     checked = subprocess.run(
         [require_program("promtool"), "check", "metrics"], input=rank_text().encode(), capture_output=True, check=False
     )
@@ -71,7 +71,7 @@ def test_promtool_finds_nothing_to_object_to(require_program: Callable[[str], st
     assert (checked.returncode, checked.stdout, checked.stderr) == (0, b"", b"")
 
 
-def test_sums_grow_step_by_step() -> None:
+def test_counters_add_up_over_steps() -> None:
     values = parsed(totals_of(2))
 
     assert values["rank_steps_total", ""] == 2
@@ -96,14 +96,14 @@ def test_sums_grow_step_by_step() -> None:
     assert values["rank_recorder_budget_ratio", ""] == 0.01
 
 
-def test_a_memory_reading_stays_until_the_next() -> None:
+def test_memory_gauge_keeps_the_last_reading() -> None:
     values = parsed(after(STEP, replace(STEP, step=1, allocated_bytes=None, resident_bytes=None)))
 
     assert values["rank_device_memory_allocated_bytes", ""] == 2**30
     assert values["rank_resident_memory_bytes", ""] == 2**32
 
 
-def test_step_times_fall_into_buckets_of_which_each_contains_those_before() -> None:
+def test_step_duration_histogram_buckets_are_cumulative() -> None:
     walls_s = [0.0004, 0.001, 0.3, 0.3, 20.0, 1000.0]
     values = parsed(after(*(replace(BARE_STEP, wall_us=wall_s * 1e6) for wall_s in walls_s)))
 
@@ -114,7 +114,7 @@ def test_step_times_fall_into_buckets_of_which_each_contains_those_before() -> N
     assert (STEP_BUCKETS_SECONDS[0], STEP_BUCKETS_SECONDS[-1]) == (0.001, 600)
 
 
-def test_what_has_no_signal_is_absent_not_zero() -> None:
+def test_metric_without_a_signal_is_absent_not_zero() -> None:
     values = parsed(after(BARE_STEP), BARE_RANK)
 
     assert {name for name, _ in values if not name.startswith("rank_step_duration_seconds")} == {
@@ -134,20 +134,20 @@ def test_what_has_no_signal_is_absent_not_zero() -> None:
 
 
 @pytest.mark.parametrize(("waiting", "label"), [(True, "yes"), (False, "no"), (None, "unknown")])
-def test_a_rank_that_stands_still_publishes_since_when(waiting: bool | None, label: str) -> None:
+def test_standstill_metric_has_the_duration_phase_and_waiting_label(waiting: bool | None, label: str) -> None:
     rows = samples(RUN, RANK, Totals(), replace(STANDING, waiting=waiting))
     collected = [(dict(row.labels), row.value) for row in rows if row.metric == "rank_standstill_seconds"]
     assert collected == [({"phase": "backward", "waiting": label}, 12)]
 
 
-def test_a_rank_that_could_have_been_blocked_and_was_not_says_zero() -> None:
+def test_unblocked_rank_reports_zero_blocked_seconds() -> None:
     values = parsed(after(replace(BARE_STEP, blocked_us=PhaseTimes())))
 
     blocked = {phase: value for (name, phase), value in values.items() if name == "rank_blocked_seconds_total"}
     assert blocked == {"forward": 0, "backward": 0}
 
 
-def test_the_last_window_and_all_of_them() -> None:
+def test_window_gauges_use_the_last_window_and_counters_all_windows() -> None:
     totals = after(STEP)
     for step, overlap_us in ((10, 1e5), (11, 3e5), (50, 3e5), (51, 3.5e5)):
         totals.add_window(replace(WINDOW, step=step, overlap_us=overlap_us, exposed_communication_us=4e5 - overlap_us))
@@ -164,14 +164,14 @@ def test_the_last_window_and_all_of_them() -> None:
     assert values["rank_exposed_communication_seconds", ""] == 0
 
 
-def test_tags_of_the_script_make_no_series() -> None:
+def test_custom_step_tags_create_no_series() -> None:
     values = parsed(after(replace(BARE_STEP, tags=["gc", "gc", "epoch 17"]), replace(BARE_STEP, tags=["gc", "checkpoint"])))
 
     tagged = {tag: value for (name, tag), value in values.items() if name == "rank_steps_tagged_total"}
     assert tagged == dict.fromkeys(STEP_TAGS, 0) | {"gc": 2, "checkpoint": 1}
 
 
-def test_sections_are_few_and_none_is_lost() -> None:
+def test_section_labels_are_bounded_and_the_rest_is_summed_as_other() -> None:
     many = {f"step {number}": 1e6 for number in range(100)}
     odd = {"a\x1bb": 1e6, "a\x00b": 1e6, "x" * 500: 1e6, "x" * 400: 1e6}
     totals = after(replace(BARE_STEP, sections_us=odd), replace(BARE_STEP, sections_us=many))
@@ -183,7 +183,7 @@ def test_sections_are_few_and_none_is_lost() -> None:
     assert sections["other"] == 104 - 4 - (MAX_SECTIONS - 2)
 
 
-def test_the_scripts_own_numbers_are_gauges_of_few_names() -> None:
+def test_script_metrics_are_gauges_with_a_bounded_number_of_names() -> None:
     many = {f"number {number}": 1.0 for number in range(100)}
     totals = after(
         replace(BARE_STEP, metrics={"loss": 2.5, "a\x1bb": 1.0}),
@@ -217,7 +217,7 @@ def names(tmp_path: Path) -> list[str]:
     return sorted(entry.name for entry in (tmp_path / "spool").iterdir())
 
 
-def test_the_launcher_knows_the_file_as_long_as_it_is_there(context: Callable[..., HelperContext], tmp_path: Path) -> None:
+def test_launcher_lists_the_metrics_file_until_the_rank_ends(context: Callable[..., HelperContext], tmp_path: Path) -> None:
     task = MetricsPublisher(context())
     task.step(STEP)
     task.tick()
@@ -230,7 +230,7 @@ def test_the_launcher_knows_the_file_as_long_as_it_is_there(context: Callable[..
     assert names(tmp_path) == spooled(tmp_path / "job") == []
 
 
-def test_the_file_of_a_rank_that_vanished_stays_for_its_launcher(context: Callable[..., HelperContext], tmp_path: Path) -> None:
+def test_metrics_file_of_a_vanished_rank_is_kept_for_the_launcher(context: Callable[..., HelperContext], tmp_path: Path) -> None:
     task = MetricsPublisher(context())
     task.tick()
     task.end(vanished=True)
@@ -238,7 +238,7 @@ def test_the_file_of_a_rank_that_vanished_stays_for_its_launcher(context: Callab
     assert names(tmp_path) == spooled(tmp_path / "job") == ["llama-3-0.prom"]
 
 
-def test_another_helper_of_the_rank_goes_on_with_its_file(context: Callable[..., HelperContext], tmp_path: Path) -> None:
+def test_replacement_helper_reuses_the_metrics_file_of_the_rank(context: Callable[..., HelperContext], tmp_path: Path) -> None:
     MetricsPublisher(context()).tick()
     task = MetricsPublisher(context())
     task.tick()
@@ -248,7 +248,7 @@ def test_another_helper_of_the_rank_goes_on_with_its_file(context: Callable[...,
     assert names(tmp_path) == ["llama-3-0.prom", "llama-3-1.prom"]
 
 
-def test_a_rank_that_hears_later_whose_run_it_is_moves(context: Callable[..., HelperContext], tmp_path: Path) -> None:
+def test_metrics_file_is_renamed_when_the_run_name_changes(context: Callable[..., HelperContext], tmp_path: Path) -> None:
     runs = [RUN]
     task = MetricsPublisher(context(run=lambda: runs[-1]))
     task.tick()
@@ -260,9 +260,7 @@ def test_a_rank_that_hears_later_whose_run_it_is_moves(context: Callable[..., He
     assert 'run_id="its-id"' in (tmp_path / "spool" / "first_launcher-3-0.prom").read_text()
 
 
-def test_a_spool_that_cannot_be_written_is_said_once_and_tried_again(
-    context: Callable[..., HelperContext], tmp_path: Path
-) -> None:
+def test_unwritable_spool_is_logged_once_and_retried(context: Callable[..., HelperContext], tmp_path: Path) -> None:
     collected: list[str] = []
     task = MetricsPublisher(context(report=collected.append))
     (tmp_path / "spool").rmdir()
@@ -278,7 +276,7 @@ def test_a_spool_that_cannot_be_written_is_said_once_and_tried_again(
     assert names(tmp_path) == ["llama-3-0.prom"]
 
 
-def test_the_documentation_has_the_table() -> None:
+def test_documentation_has_the_rank_metrics_table() -> None:
     page = (Path(__file__).parents[3] / "docs" / "run-directory.md").read_text()
     rows = [
         f"| `{row.name}` | {row.type} | {', '.join(f'`{label}`' for label in row.labels)} | {row.help} |" for row in RANK_METRICS

@@ -53,9 +53,7 @@ def kept(task: FlightDumps, run: Path, *, count: int) -> list[RasAnswer]:
     return enough
 
 
-def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
-    run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_requested_dump_records_two_nccl_ras_answers(run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     ras_text = answer(Comm({0: 1, 1: 1}))
     with listening(ras(ras_text)) as address:
         monkeypatch.setenv("NCCL_RAS_ADDR", address)
@@ -67,7 +65,7 @@ def test_a_requested_dump_brings_two_answers_of_nccl_ras_into_the_run(
 
 
 @pytest.mark.slow
-def test_a_dump_of_torchs_watchdog_brings_them_too(
+def test_torch_watchdog_dump_records_two_nccl_ras_answers(
     run: Path, tmp_path: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TORCH_FR_DUMP_TEMP_FILE", str(tmp_path / "theirs-"))
@@ -80,7 +78,7 @@ def test_a_dump_of_torchs_watchdog_brings_them_too(
 
 
 @pytest.mark.parametrize(("rank", "backend", "enabled"), [(1, "nccl", "1"), (0, "gloo", "1"), (0, "nccl", "0")])
-def test_no_other_rank_asks_and_no_job_without_nccl_ras(
+def test_nccl_ras_is_queried_only_by_rank_0_of_an_nccl_job_with_ras(
     run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch, *, rank: int, backend: str, enabled: str
 ) -> None:
     asked: list[str] = []
@@ -102,7 +100,7 @@ def test_no_other_rank_asks_and_no_job_without_nccl_ras(
     assert asked == []
 
 
-def test_a_job_that_does_not_answer_costs_nothing(run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unreachable_nccl_ras_records_no_answer(run: Path, helper: Helper, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("NCCL_RAS_ADDR", "127.0.0.1:1")
     task = helper(0, "nccl")
     task._ras.ask(0)

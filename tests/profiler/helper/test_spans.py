@@ -21,7 +21,7 @@ from rankscope.runs.records import PHASES, PhaseTimes, RankInfo, RunInfo, StepRe
 START = 1_700_000_000_000_000_123
 
 
-def test_runs_attempts_and_steps_are_traces_of_their_own() -> None:
+def test_trace_id_is_unique_per_run_attempt_and_step() -> None:
     ids = {trace_id(run, attempt, step) for run in ("a", "b", "a\0001") for attempt in (0, 1, 10) for step in (0, 1, 10)}
     assert len(ids) == 27
     assert all(0 < identifier < 2**128 for identifier in ids)
@@ -36,7 +36,7 @@ def intervals(*stretches: tuple[str, int], blocked_ns: int = 0) -> list[PhaseInt
     return made
 
 
-def test_a_phase_that_runs_twice_has_two_children_and_pieces_are_joined() -> None:
+def test_repeated_phase_has_two_child_spans_and_pieces_are_merged() -> None:
     pieces = intervals(("forward", 10), ("forward", 5), ("backward", 7), ("forward", 3), ("backward", 9), blocked_ns=1)
     assert children_of(pieces) == [
         PhaseInterval("forward", START, START + 15, 2),
@@ -46,14 +46,14 @@ def test_a_phase_that_runs_twice_has_two_children_and_pieces_are_joined() -> Non
     ]
 
 
-def test_stretches_with_a_gap_between_them_stay_apart() -> None:
+def test_intervals_with_a_gap_are_not_merged() -> None:
     first, second = PhaseInterval("data", 0, 5, 0), PhaseInterval("data", 6, 9, 0)
     assert children_of([first, second]) == [first, second]
     assert children_of([]) == []
 
 
 @given(st.lists(st.tuples(st.sampled_from(PHASES), st.integers(1, 10**9)), min_size=1, max_size=3 * MAX_CHILDREN))
-def test_the_longest_stretches_are_sent_in_order_of_time(stretches: list[tuple[str, int]]) -> None:
+def test_child_spans_are_bounded_and_in_time_order(stretches: list[tuple[str, int]]) -> None:
     children = children_of(intervals(*stretches))
     assert 1 <= len(children) <= MAX_CHILDREN
     assert all(before.end_unix_ns <= after.start_unix_ns for before, after in pairwise(children))
@@ -61,20 +61,20 @@ def test_the_longest_stretches_are_sent_in_order_of_time(stretches: list[tuple[s
         assert sum(child.end_unix_ns - child.start_unix_ns for child in children) == sum(ns for _, ns in stretches)
 
 
-def test_of_too_many_stretches_the_shortest_are_left_out() -> None:
+def test_shortest_intervals_are_omitted_above_the_span_limit() -> None:
     long, short = ("forward", 1000), ("h2d", 1)
     children = children_of(intervals(*[long, short] * MAX_CHILDREN))
     assert {child.phase for child in children} == {"forward"}
     assert len(children) == MAX_CHILDREN
 
 
-def test_what_is_not_known_is_left_out() -> None:
+def test_unknown_values_have_no_attribute() -> None:
     record = StepRecord(step=7, start_unix_ns=START, wall_us=1.0, phases_us=PhaseTimes(forward=1.0))
     assert step_attributes(record) == {"rankscope.step": 7, "rankscope.profiled": False, "rankscope.phase.forward_us": 1.0}
     assert phase_attributes(PhaseInterval("forward", START, START + 1000, 0), record) == {}
 
 
-def test_waiting_device_times_and_work_are_attributes() -> None:
+def test_blocked_time_device_times_and_work_are_attributes() -> None:
     record = StepRecord(
         step=0,
         start_unix_ns=START,
@@ -106,7 +106,7 @@ def test_waiting_device_times_and_work_are_attributes() -> None:
     assert phase_attributes(PhaseInterval("backward", START, START + 3000, 2500), record) == {"rankscope.blocked_us": 2.5}
 
 
-def test_a_resource_is_the_rank() -> None:
+def test_resource_attributes_identify_the_rank() -> None:
     rank = RankInfo(
         rank=3, world_size=8, host="h", pid=9, attempt=2, start_unix_ns=1, gpu_uuid="GPU-1", coordinates={"dp": 1, "tp": 0}
     )

@@ -35,7 +35,7 @@ def event(ph: str, name: str, line: int, ts: int, tid: int = 7) -> dict[str, obj
     return {"name": name, "ph": ph, "tid": tid, "ts": ts, "pid": 1, "cat": "py-spy", "args": {"filename": "t.py", "line": line}}
 
 
-def test_samples_of_one_thread_become_stays_with_a_stack_each() -> None:
+def test_samples_of_a_thread_become_one_interval_per_stack() -> None:
     trace = msgspec.json.encode(
         [
             event("B", "main", 1, 100),
@@ -73,7 +73,7 @@ def test_samples_of_one_thread_become_stays_with_a_stack_each() -> None:
         (["/job/train.py", FETCH, LIBRARY], 2),
     ],
 )
-def test_the_line_is_that_of_the_innermost_frame_outside_of_libraries(files: list[str], own: int) -> None:
+def test_own_frame_is_the_innermost_frame_outside_libraries(files: list[str], own: int) -> None:
     frames = [StackFrame(file, number, "<module>" if number == 0 else "f") for number, file in enumerate(files)]
     if files[0].startswith("<"):
         frames[1] = StackFrame(files[1], 1, "<module>")
@@ -86,7 +86,7 @@ def step(began_ms: int) -> list[PhaseInterval]:
     return [PhaseInterval(phase, (began_ms + began) * MS, (began_ms + end) * MS, 0) for phase, began, end in bounds]
 
 
-def test_a_time_has_the_phase_of_its_step() -> None:
+def test_time_is_assigned_the_phase_of_the_enclosing_step() -> None:
     phases = PhaseTimeline([step(1090), step(1000)])
     ats = [phases.between(at * MS, at * MS) for at in (999, 1005, 1030, 1070, 1085, 1095, 1149, 1200, 1300)]
     assert ats == [None, "data", "forward", "backward", "optimizer", "data", "forward", None, None]
@@ -96,7 +96,7 @@ def test_a_time_has_the_phase_of_its_step() -> None:
     assert phases.between(1030 * MS, 1120 * MS) is None
 
 
-def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_path: Path) -> None:
+def test_line_has_sample_share_phase_and_called_function(tmp_path: Path) -> None:
     script = tmp_path / "train.py"
     script.write_text("import time\n\n\ndef forward():\n    time.sleep(1)\n    f(g())\n")
     main = StackFrame(str(script), 6, "<module>")
@@ -120,7 +120,7 @@ def test_a_line_has_its_share_of_the_samples_its_phase_and_what_it_calls(tmp_pat
     assert [line.phase for line in lines] == [None, "forward"]
 
 
-def test_the_called_function_is_known_only_where_a_line_calls_one(tmp_path: Path) -> None:
+def test_called_function_is_recorded_only_where_a_line_has_one_call(tmp_path: Path) -> None:
     source = tmp_path / "x.py"
     source.write_text(
         "a.b.c(1)\nf(g())\nx = 1\nfor i in rows(\n    3):\n    h()(2)\nhook(lambda: time.sleep(1))\ndef k():\n  self.net(i)\n"
@@ -172,7 +172,7 @@ LOCK = StackFrame(f"{STDLIB}/logging/__init__.py", 16, "Handler.acquire")
         ([SCRIPT, StackFrame("/job/datasets/text.py", 1, "read")], None),
     ],
 )
-def test_a_stack_shows_where_batches_come_from(frames: list[StackFrame], source: BatchSource | None) -> None:
+def test_stack_identifies_the_batch_source(frames: list[StackFrame], source: BatchSource | None) -> None:
     assert batch_source(frames) == source
 
 
@@ -185,7 +185,7 @@ def intervals(*parts: tuple[int, list[StackFrame]]) -> list[StackInterval]:
     return result
 
 
-def test_threads_are_counted_by_the_function_that_they_run() -> None:
+def test_loader_threads_are_grouped_by_their_target_function() -> None:
     threads = {
         1: intervals((30, [RUN, FILL, LOADER, FETCH_FRAME, DATASET]), (10, [RUN, FILL, PUT, WAIT])),
         2: intervals((20, [RUN, FILL, LOADER, FETCH_FRAME, DATASET]), (5, [RUN, FILL, GET, WAIT])),
@@ -198,7 +198,7 @@ def test_threads_are_counted_by_the_function_that_they_run() -> None:
     assert [(line.file, line.line, line.samples) for line in loader.lines] == [("/job/data.py", 5, 50)]
 
 
-def test_a_forked_worker_has_own_lines_and_loads_only_on_request() -> None:
+def test_forked_worker_has_own_lines_and_loads_only_on_request() -> None:
     above = [SCRIPT, LOADER, PROCESS, WORKER]
     threads = {1: intervals((30, [*above, FETCH_FRAME, DATASET]), (10, [*above, PROCESS_GET, POLL]))}
     (loader,) = loader_samples(threads, "process", StackLines(), rate=100)

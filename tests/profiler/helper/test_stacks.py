@@ -86,7 +86,7 @@ def start(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Start:
 
 
 @pytest.mark.slow
-def test_a_series_is_recorded_with_its_steps(start: Start, tmp_path: Path) -> None:
+def test_sample_series_is_recorded_with_its_steps(start: Start, tmp_path: Path) -> None:
     helper = start(WRITES)
     assert helper.series()
     (row,) = helper.rows
@@ -115,7 +115,7 @@ def test_samples_in_a_profiled_step_have_no_phase(start: Start, tmp_path: Path, 
 
 
 @pytest.mark.slow
-def test_samples_of_a_py_spy_that_starts_slowly_have_no_phase(start: Start, tmp_path: Path) -> None:
+def test_samples_of_a_slowly_starting_py_spy_have_no_phase(start: Start, tmp_path: Path) -> None:
     starts = f"touch '{tmp_path}/started'; while [ ! -e '{tmp_path}/go' ]; do sleep 0.02; done; sleep 0.1\n"
     helper = start(starts + WRITES.replace("2000000", "20000"))
     helper.now += 100
@@ -133,7 +133,7 @@ def test_samples_of_a_py_spy_that_starts_slowly_have_no_phase(start: Start, tmp_
 
 
 @pytest.mark.slow
-def test_all_ranks_begin_their_series_at_the_same_time(start: Start) -> None:
+def test_all_ranks_start_their_series_at_the_same_time(start: Start) -> None:
     helper = start(WRITES, interval=40.0)
     begun = []
     for _ in range(400):
@@ -149,7 +149,7 @@ def test_all_ranks_begin_their_series_at_the_same_time(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_capture_asks_for_a_series_at_once(start: Start) -> None:
+def test_capture_request_starts_a_series_immediately(start: Start) -> None:
     helper = start(WRITES)
     helper.task.request()
     helper.task.tick()
@@ -158,7 +158,7 @@ def test_a_capture_asks_for_a_series_at_once(start: Start) -> None:
 
 
 @pytest.mark.slow
-def test_a_series_that_would_exceed_the_budget_is_left_out(start: Start) -> None:
+def test_series_above_the_budget_is_skipped(start: Start) -> None:
     helper = start(WRITES)
     helper.task._cpu_seconds = 5.0
     assert not helper.series()
@@ -166,7 +166,7 @@ def test_a_series_that_would_exceed_the_budget_is_left_out(start: Start) -> None
     assert helper.series()
 
 
-def test_without_py_spy_the_reason_is_recorded_and_nothing_said(start: Start) -> None:
+def test_missing_py_spy_is_recorded_with_the_reason_and_not_logged(start: Start) -> None:
     helper = start(None)
     assert [row.missing for row in helper.rows] == [NOT_INSTALLED]
     assert not helper.series()
@@ -174,14 +174,14 @@ def test_without_py_spy_the_reason_is_recorded_and_nothing_said(start: Start) ->
 
 
 @pytest.mark.parametrize("interval", [None])
-def test_switched_off_there_is_nothing(start: Start, interval: None) -> None:
+def test_disabled_sampling_records_nothing(start: Start, interval: None) -> None:
     helper = start(WRITES, interval=interval)
     assert not helper.series()
     assert helper.rows == []
 
 
 @pytest.mark.slow
-def test_a_denial_is_recorded_and_said_once(start: Start) -> None:
+def test_permission_denial_is_recorded_and_logged_once(start: Start) -> None:
     helper = start("echo 'Permission Denied: Try running again with elevated permissions' >&2; exit 1")
     assert helper.series()
     assert not helper.series()
@@ -194,7 +194,7 @@ def test_a_denial_is_recorded_and_said_once(start: Start) -> None:
     "program",
     ["echo 'Error: no such version' >&2; exit 1", "exit 0", WRITES.replace(":7", ":8"), "kill -9 $$", f"{WRITES} echo '[{{' >$2"],
 )
-def test_after_three_failures_in_a_row_it_is_off(start: Start, program: str) -> None:
+def test_three_consecutive_failures_disable_sampling(start: Start, program: str) -> None:
     helper = start(program)
     assert [helper.series() for _ in range(4)] == [True, True, True, False]
     (row,) = helper.rows
@@ -203,7 +203,7 @@ def test_after_three_failures_in_a_row_it_is_off(start: Start, program: str) -> 
 
 
 @pytest.mark.slow
-def test_a_program_that_hangs_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hanging_py_spy_is_killed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "GRACE_SECONDS", 0.1)
     monkeypatch.setattr(stacks, "SERIES_SECONDS", (0.1, 0.1))
     monkeypatch.setattr(stacks, "PATIENCE", 1)
@@ -213,7 +213,7 @@ def test_a_program_that_hangs_is_killed(start: Start, monkeypatch: pytest.Monkey
 
 
 @pytest.mark.slow
-def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_end_of_the_rank_does_not_wait_for_a_hanging_py_spy(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(stacks, "END_SECONDS", 0.1)
     helper = start("exec sleep 1000")
     helper.now += 100
@@ -234,7 +234,7 @@ def test_the_end_of_the_rank_does_not_wait_for_a_program_that_hangs(start: Start
         ("", False),
     ],
 )
-def test_what_py_spy_says_is_a_denial_or_another_failure(message: str, denied: bool) -> None:
+def test_py_spy_error_is_classified_as_denial_or_other_failure(message: str, denied: bool) -> None:
     error = stack_error(message, 1)
     assert error.lasting == denied
     assert (str(error) == DENIED) == denied

@@ -70,7 +70,7 @@ def rank(tmp_path: Path) -> Iterator[Rank]:
     writer.close()
 
 
-def test_a_rank_that_loads_data_for_long_is_in_data_and_does_not_wait(rank: Rank) -> None:
+def test_rank_loading_data_for_long_is_in_data_phase_and_not_waiting(rank: Rank) -> None:
     rank.step(4)
     rank.writer.write(*event(DATA, START + SECOND))
     assert rank.activity_after(LEAST_SECONDS + 0.9) is None
@@ -80,7 +80,7 @@ def test_a_rank_that_loads_data_for_long_is_in_data_and_does_not_wait(rank: Rank
     )  # fmt: skip
 
 
-def test_a_rank_that_goes_on_is_not_told(rank: Rank) -> None:
+def test_progressing_rank_has_no_activity(rank: Rank) -> None:
     rank.step(4)
     rank.writer.write(*event(DATA, START))
     assert rank.activity_after(20) is not None
@@ -88,7 +88,7 @@ def test_a_rank_that_goes_on_is_not_told(rank: Rank) -> None:
     assert rank.activity_after(20.1) is None
 
 
-def test_an_event_of_a_long_step_shows_that_the_rank_goes_on(rank: Rank) -> None:
+def test_event_in_a_long_step_counts_as_progress(rank: Rank) -> None:
     rank.step(4)
     rank.writer.write(*event(DATA, START + 30 * SECOND))
     assert rank.activity_after(35) is None
@@ -106,7 +106,7 @@ def test_an_event_of_a_long_step_shows_that_the_rank_goes_on(rank: Rank) -> None
         (event(SECTION, START, detail(0)), 0, ("between_steps", "sampling", False)),
     ],
 )
-def test_where_it_stands_and_whether_it_waits(
+def test_activity_has_the_phase_section_and_waiting_state(
     rank: Rank, words: list[int], ready_s: int, expected: tuple[str, str | None, bool | None]
 ) -> None:
     rank.writer.name("sampling")
@@ -120,7 +120,7 @@ def test_where_it_stands_and_whether_it_waits(
     assert activity.since_unix_ns // SECOND == START // SECOND + 7 + ready_s
 
 
-def test_where_the_host_does_not_see_waits_it_is_not_known(rank: Rank) -> None:
+def test_waiting_is_unknown_when_the_host_sees_no_waits(rank: Rank) -> None:
     rank.step(4, flags=SEEN)
     rank.writer.write(*event(DATA, START))
     activity = rank.activity_after(60)
@@ -128,7 +128,7 @@ def test_where_the_host_does_not_see_waits_it_is_not_known(rank: Rank) -> None:
     assert activity.waiting is None
 
 
-def test_nothing_is_known_of_a_step_with_too_many_words(rank: Rank) -> None:
+def test_activity_is_unknown_for_a_step_with_too_many_words(rank: Rank) -> None:
     rank.step(4)
     rank.writer.overflow()
     assert rank.activity_after(60) is None
@@ -138,7 +138,7 @@ def test_nothing_is_known_of_a_step_with_too_many_words(rank: Rank) -> None:
     assert (activity.phase, activity.waiting) == ("between_steps", False)
 
 
-def test_a_first_step_may_take_longer_and_its_wait_is_seen(rank: Rank) -> None:
+def test_first_step_has_a_longer_limit_and_reports_waiting(rank: Rank) -> None:
     assert rank.activity_after(2 * FIRST_SECONDS) is None
     rank.writer.write(*event(BACKWARD, START), *event(WAIT, START))
     assert rank.activity_after(FIRST_SECONDS - 1) is None
@@ -148,7 +148,7 @@ def test_a_first_step_may_take_longer_and_its_wait_is_seen(rank: Rank) -> None:
     assert (activity.step, activity.phase, activity.waiting) == (None, "backward", True)
 
 
-def test_steps_that_came_twice_as_long_are_waited_for(rank: Rank) -> None:
+def test_standstill_limit_allows_for_long_steps_seen_twice(rank: Rank) -> None:
     for number in range(20):
         rank.step(number, seconds=40 if number in (3, 9) else 0.5)
     rank.writer.write(*event(DATA, START))
@@ -156,7 +156,7 @@ def test_steps_that_came_twice_as_long_are_waited_for(rank: Rank) -> None:
     assert rank.activity_after(65) is not None
 
 
-def test_the_file_is_written_refreshed_and_removed() -> None:
+def test_activity_file_is_written_refreshed_and_removed() -> None:
     class Context:
         @staticmethod
         def begun() -> bool:
@@ -197,7 +197,7 @@ def test_the_file_is_written_refreshed_and_removed() -> None:
     ("stat", "expected"),
     [("7 (py) S 1", None), ("7 (a) T) T 1", "stopped"), ("7 (x y) D 1", "disk"), ("", None), ("7 (py)", None)],
 )
-def test_the_state_of_a_process(tmp_path: Path, stat: str, expected: str | None) -> None:
+def test_process_state_is_read_from_proc_stat(tmp_path: Path, stat: str, expected: str | None) -> None:
     (tmp_path / "7").mkdir()
     (tmp_path / "7/stat").write_text(stat)
     assert process_state(7, tmp_path) == expected

@@ -40,7 +40,7 @@ def test_memory_is_bounded_while_nothing_can_be_written(tmp_path: Path) -> None:
     store.close()
 
 
-def test_a_disk_that_stays_full_neither_repeats_records_nor_litters(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_full_disk_neither_repeats_records_nor_leaves_extra_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a store that has begun, and a disk that takes a part of the next write
     store = RunStore(handover_of(tmp_path / "run"))
     store.add_step(step(0))
@@ -66,7 +66,7 @@ def test_a_disk_that_stays_full_neither_repeats_records_nor_litters(tmp_path: Pa
     assert capsys.readouterr().err.count("cannot write to") == 1
 
 
-def test_a_rank_that_is_there_already_is_not_mixed_with_another(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rank_already_recorded_by_another_process_is_not_mixed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # of another host, where nothing tells that it has ended
     first, second = RunStore(handover_of(tmp_path, host="elsewhere")), RunStore(handover_of(tmp_path, run_id="other", pid=2))
     for number, store in enumerate((first, second)):
@@ -85,7 +85,7 @@ def storing_to_its_end(store: RunStore, handover: Handover) -> bool:
     return not storing.finish(handover.rank)
 
 
-def test_what_a_rank_reports_while_its_file_is_written_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_info_reported_during_a_write_is_not_lost(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     handover = handover_of(tmp_path / "run")
     store, calls = RunStore(handover), list[RankInfo | None]()
     storing, older, newer = WriterThread(store), handover.rank, msgspec.structs.replace(handover.rank, missed_windows=3)
@@ -111,7 +111,7 @@ def test_what_a_rank_reports_while_its_file_is_written_is_not_lost(tmp_path: Pat
     storing.finish(newer)
 
 
-def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -> None:
+def test_run_json_with_invalid_utf_8_does_not_stop_writing(tmp_path: Path) -> None:
     (tmp_path / "run.json").write_bytes(b'{"run_id":"\xff","name":"n","start_unix_ns":1}')
     store = RunStore(handover_of(tmp_path))
     store.add_step(step(0))
@@ -120,7 +120,7 @@ def test_a_run_json_that_is_not_utf_8_does_not_end_the_writing(tmp_path: Path) -
     assert (store.folder / "steps-000000.npy").stat().st_size == HEADER_BYTES + ROW_BYTES
 
 
-def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
+def test_unexpected_write_error_is_logged_once_and_retried(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from rankscope.profiler.helper.writing import store as module
@@ -147,7 +147,7 @@ def test_whatever_goes_wrong_in_writing_is_said_once_and_tried_again(
     assert err.count("\n") == 1
 
 
-def test_records_that_no_disk_could_take_are_counted_and_delay_nothing(
+def test_unwritable_records_are_counted_and_do_not_delay_others(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Given a record that cannot be encoded, and a batch whose writing always fails half-way, between others
@@ -204,7 +204,7 @@ class Halting:
         return getattr(self._file, name)
 
 
-def test_lost_writes_of_the_filesystem_are_in_the_record_of_the_rank(
+def test_writes_lost_by_the_filesystem_are_counted_in_rank_json(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     store = RunStore(handover_of(tmp_path))
@@ -226,7 +226,7 @@ def test_lost_writes_of_the_filesystem_are_in_the_record_of_the_rank(
     assert "up to 2 records may be missing" in " ".join(analyze([tmp_path]).source.warnings)
 
 
-def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_removed_run_is_not_recreated(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     # Given a rank that records
     first = handover_of(tmp_path / "run")
     store = RunStore(first)
@@ -247,7 +247,7 @@ def test_a_removed_run_is_not_made_again(tmp_path: Path, capsys: pytest.CaptureF
 
 
 @pytest.mark.parametrize("stream", ["steps", "windows"], ids=["open file", "new file"])
-def test_the_run_is_looked_for_every_two_seconds_and_before_each_new_file(
+def test_run_is_checked_every_two_seconds_and_before_each_new_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, stream: RankStream
 ) -> None:
     # Given a rank that writes five times a second
@@ -278,7 +278,7 @@ def test_the_run_is_looked_for_every_two_seconds_and_before_each_new_file(
 
 
 @pytest.mark.slow
-def test_the_end_goes_on_as_long_as_something_moves_and_not_longer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_final_write_continues_only_while_there_is_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from rankscope.profiler.helper.writing import writer_thread as module
 
     monkeypatch.setattr(module, "LAST_TRY_SECONDS", 0.5)

@@ -61,12 +61,12 @@ class Place:
 
 
 @pytest.mark.parametrize(("world_size", "kept"), [(1, 1), (2, 2), (8, 8), (9, 5), (64, 8), (1000, 8), (1024, 8)])
-def test_few_ranks_of_a_large_job_keep_what_looked_wrong(world_size: int, kept: int) -> None:
+def test_few_ranks_of_a_large_job_keep_suspicious_traces(world_size: int, kept: int) -> None:
     ranks = [rank for rank in range(world_size) if keeps_wrong(rank, world_size)]
     assert (len(ranks), ranks[0]) == (kept, 0)
 
 
-def test_a_trace_that_nobody_asked_for_does_not_fill_the_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unrequested_trace_is_not_kept_on_a_nearly_full_disk(place: Place, monkeypatch: pytest.MonkeyPatch) -> None:
     usage = shutil.disk_usage(place.folder)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: usage._replace(free=100))
     retention = place.retention()
@@ -108,7 +108,7 @@ def name(number: int) -> str:
     return f"window-{number:09d}.json.gz"
 
 
-def test_the_last_traces_are_kept_and_requested_ones_have_their_own_limit(place: Place) -> None:
+def test_latest_traces_are_kept_and_requested_ones_have_a_separate_limit(place: Place) -> None:
     retention = place.retention(keep=2)
     captured = range(100, 100 + CAPTURED + 2)
     for number in (1, 2, *captured, 3):
@@ -120,7 +120,7 @@ def test_the_last_traces_are_kept_and_requested_ones_have_their_own_limit(place:
     assert place.reported == []
 
 
-def test_suspicious_traces_outlive_the_last_ones_and_have_two_limits(place: Place) -> None:
+def test_suspicious_traces_are_kept_longer_with_count_and_size_limits(place: Place) -> None:
     def keep(retention: TraceRetention, number: int, size: int = 0, *, requested: bool = False, wrong: bool = True) -> None:
         trace = place.trace(number)
         trace.write_bytes(random.Random(number).randbytes(size))  # random bytes do not compress
@@ -147,7 +147,7 @@ def test_suspicious_traces_outlive_the_last_ones_and_have_two_limits(place: Plac
 
 
 @pytest.mark.parametrize("trace", ["{", TRACE], ids=["unreadable", "without its steps"])
-def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Place, trace: str) -> None:
+def test_trace_of_an_irreducible_window_is_kept(place: Place, trace: str) -> None:
     reducer = place.reducer()
     window = place.window(7)
     Path(window.path).write_text(trace)
@@ -159,7 +159,7 @@ def test_the_trace_of_a_window_of_which_nothing_else_is_left_is_kept(place: Plac
     assert place.kept == [name(7)]
 
 
-def test_a_foreign_file_in_place_of_a_trace_is_replaced_not_written_to(place: Place, tmp_path: Path) -> None:
+def test_foreign_file_in_place_of_a_trace_is_replaced_not_written_to(place: Place, tmp_path: Path) -> None:
     # given a link to a valuable file and a FIFO without a reader
     victim = tmp_path / "victim"
     victim.write_text("precious")
@@ -178,7 +178,7 @@ def test_a_foreign_file_in_place_of_a_trace_is_replaced_not_written_to(place: Pl
     assert place.reported == []
 
 
-def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, tmp_path: Path) -> None:
+def test_linked_trace_folder_is_not_followed(place: Place, tmp_path: Path) -> None:
     (tmp_path / "elsewhere").mkdir()
     (place.folder / "traces").symlink_to(tmp_path / "elsewhere")
     retention = place.retention()
@@ -189,7 +189,7 @@ def test_a_folder_of_traces_that_leads_elsewhere_is_not_followed(place: Place, t
     assert len(place.reported) == 1
 
 
-def test_a_trace_that_does_not_fit_leaves_nothing_and_recreates_no_run(
+def test_trace_that_does_not_fit_leaves_no_file_and_recreates_no_run(
     place: Place, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(_: int) -> None:
@@ -212,7 +212,7 @@ def test_a_trace_that_does_not_fit_leaves_nothing_and_recreates_no_run(
     assert ["No space left" in place.reported[0], "No such file" in place.reported[1], len(place.reported)] == [True, True, 2]
 
 
-def test_traces_are_open_to_whom_the_run_is(place: Place) -> None:
+def test_traces_have_the_permissions_of_the_run(place: Place) -> None:
     place.folder.chmod(0o2750)
     before = os.umask(0o077)
     try:
@@ -225,7 +225,7 @@ def test_traces_are_open_to_whom_the_run_is(place: Place) -> None:
     assert (traces.stat().st_mode & 0o7777, (traces / name(1)).stat().st_mode & 0o777) == (0o2750, 0o640)
 
 
-def test_a_hanging_disk_delays_neither_reduction_nor_local_memory(
+def test_hanging_disk_delays_neither_reduction_nor_local_memory_release(
     place: Place, gate: threading.Event, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     began = threading.Event()
@@ -253,7 +253,7 @@ def test_a_hanging_disk_delays_neither_reduction_nor_local_memory(
     assert not reducer._retention.finish(0.05)
 
 
-def test_traces_of_a_killed_helper_are_removed_and_counted(
+def test_traces_left_by_a_killed_helper_are_removed_and_counted(
     place: Place, gate: threading.Event, reduction_began: threading.Event
 ) -> None:
     # Given a helper that is killed while it reduces a trace and another waits, and the trace of a window it does not know of
@@ -271,7 +271,7 @@ def test_traces_of_a_killed_helper_are_removed_and_counted(
     killed.finish(60)
 
 
-def test_traces_do_not_pile_up_while_one_takes_long_to_reduce(
+def test_traces_waiting_for_a_slow_reduction_are_bounded(
     place: Place, gate: threading.Event, reduction_began: threading.Event
 ) -> None:
     reducer = place.reducer()
@@ -297,7 +297,7 @@ STEP_ON_THE_HOST = """{"traceEvents": [
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda", "rocm"])
-def test_a_gpu_window_without_gpu_events_is_not_that_of_a_cpu_build(place: Place, kind: DeviceKind) -> None:
+def test_gpu_window_without_gpu_events_is_rejected_unlike_a_cpu_window(place: Place, kind: DeviceKind) -> None:
     reducer = TraceReducer(place.scratch, place.retention(), device_kind=kind)
     window = place.window(7)
     Path(window.path).write_text(STEP_ON_THE_HOST)
@@ -317,7 +317,7 @@ def test_a_gpu_window_without_gpu_events_is_not_that_of_a_cpu_build(place: Place
         (None, "0000000000000000", False),
     ],
 )
-def test_a_denied_permission_is_said_with_its_remedy(
+def test_permission_denial_is_reported_with_the_remedy(
     tmp_path: Path, parameters: str | None, capabilities: str, denied: bool
 ) -> None:
     status = tmp_path / "status"

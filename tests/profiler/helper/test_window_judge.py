@@ -77,24 +77,22 @@ def wrong(rank: Rank, *walls_ms: float, first: int = 1000, tags: tuple[str, ...]
         ((80.0, 60.0, 70.0), [0, 1, 2]),
     ],
 )
-def test_a_step_that_takes_clearly_longer_than_those_around_it_looks_wrong(
-    walls_ms: tuple[float, ...], expected: list[int]
-) -> None:
+def test_step_clearly_longer_than_the_surrounding_steps_looks_wrong(walls_ms: tuple[float, ...], expected: list[int]) -> None:
     noise = random.Random(1)
     assert wrong(trained(noise.gauss(10, 0.3) for _ in range(100)), *walls_ms) == expected
 
 
-def test_what_is_typical_is_not_what_single_slow_steps_or_the_start_were() -> None:
+def test_single_slow_steps_and_the_start_do_not_set_the_typical_time() -> None:
     rank = trained([2000, 900] + [10, 10, 10, 500] * 6)
     assert wrong(rank, 11.0, 60.0, 11.0) == [1]
 
 
-def test_where_steps_differ_anyway_longer_ones_are_typical() -> None:
+def test_longer_steps_are_typical_when_step_times_vary() -> None:
     noise = random.Random(1)
     assert wrong(trained(noise.uniform(5, 100) for _ in range(100)), 100.0, 120.0) == []
 
 
-def test_how_much_the_profiler_slows_steps_is_learnt_from_windows() -> None:
+def test_profiler_overhead_is_learned_from_windows() -> None:
     rank = trained([10.0] * 50)
     # given a profiler that makes steps take four times as long: only the first windows look wrong
     wrongs = [wrong(rank, 40.0, 40.0, first=1000 + 10 * number) for number in range(WINDOWS + 2)]
@@ -117,18 +115,18 @@ def test_steps_long_by_design_neither_look_wrong_nor_set_the_baseline(tag: str) 
     assert wrong(rank, 900.0, first=2000) == [0]
 
 
-def test_with_hardly_a_step_to_compare_with_none_looks_wrong() -> None:
+def test_no_step_looks_wrong_without_enough_steps_to_compare() -> None:
     assert wrong(trained([10.0] * (LEAST - 1)), 900.0) == []
     assert wrong(trained([10.0] * LEAST), 900.0) == [0]
 
 
-def test_a_step_whose_record_is_late_is_judged_by_its_window() -> None:
+def test_step_with_a_late_record_is_judged_by_its_window() -> None:
     rank = trained([10.0] * 50)
     rows = rank.judge.judge(ProfiledWindow("", 60, 61), [breakdown(60, window_ms=90), breakdown(61)])
     assert [row.looked_wrong is not None for row in rows] == [True, False]
 
 
-def test_a_profile_that_is_not_complete_looks_wrong() -> None:
+def test_incomplete_profile_looks_wrong() -> None:
     rank = Rank()
     (row,) = rank.judge.judge(ProfiledWindow("", 5, 5), [breakdown(5, truncated=True)])
     assert row.looked_wrong == "the profile lacks a part of the step"
@@ -144,7 +142,7 @@ def ahead(number: int, wall_ms: float, device_ms: float | None, *, profiled: boo
     return msgspec.structs.replace(step(number, wall_ms, profiled=profiled), device_us=device)
 
 
-def test_a_host_that_catches_up_with_its_device_in_a_window_is_not_wrong() -> None:
+def test_host_catching_up_with_the_device_in_a_window_does_not_look_wrong() -> None:
     rank = Rank()
     for number in range(60):
         rank.add(ahead(number, 170 if number % 5 == 0 else 6, 40 if number else None))

@@ -84,7 +84,7 @@ def tagged(records: list[StepRecord], tag: str) -> list[int]:
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
 @pytest.mark.parametrize(("framework", "evaluated"), [("lightning", [2, 4, 7, 9]), ("huggingface", [4, 8]), ("accelerate", [5])])
-def test_without_a_code_change_steps_are_those_of_the_framework(tmp_path: Path, framework: str, evaluated: list[int]) -> None:
+def test_unchanged_script_records_the_steps_of_the_framework(tmp_path: Path, framework: str, evaluated: list[int]) -> None:
     # given a script for two ranks with two batches to a step, an odd batch at the end of each epoch, and evaluations
     shutil.copy(JOBS / f"train_{framework}.py", tmp_path / "train.py")
     # when it is started with the command on the page
@@ -104,7 +104,7 @@ def test_without_a_code_change_steps_are_those_of_the_framework(tmp_path: Path, 
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_the_lightning_example_records_where_the_launcher_says(tmp_path: Path) -> None:
+def test_lightning_example_records_into_the_launcher_run_directory(tmp_path: Path) -> None:
     completed = run(
         tmp_path, "rankscope", "run", "--run-dir", "here", "--", "python", EXAMPLES / "lightning_callback.py", "ignored"
     )
@@ -120,7 +120,7 @@ def test_the_lightning_example_records_where_the_launcher_says(tmp_path: Path) -
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_lightning_fits_of_one_process_are_separate_runs(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example_of("Lightning"))
     completed = run(tmp_path, "python", JOBS / "fits_lightning.py", "example.py")
     assert sorted(path.name for path in (tmp_path / "runs").iterdir()) == ["first", *(f"first-{n}" for n in range(2, 7))]
@@ -157,7 +157,7 @@ def test_lightning_fits_of_one_process_are_runs_of_their_own(tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_the_hugging_face_example_knows_what_each_step_worked_on(tmp_path: Path) -> None:
+def test_hugging_face_example_records_samples_tokens_and_flops_per_step(tmp_path: Path) -> None:
     completed = run(tmp_path, *TORCHRUN, EXAMPLES / "huggingface_callback.py", "runs/first")
     assert printed_steps(completed.stdout) == [20 // 2, 20 // 2]
     for rank in RANKS:
@@ -174,7 +174,7 @@ def test_the_hugging_face_example_knows_what_each_step_worked_on(tmp_path: Path)
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: Path) -> None:
+def test_hugging_face_trainings_of_one_process_are_separate_runs(tmp_path: Path) -> None:
     (tmp_path / "example.py").write_text(example_of("Hugging Face"))
     completed = run(tmp_path, "python", JOBS / "fits_huggingface.py", "example.py")
     assert "the script's own error" in completed.stdout
@@ -193,7 +193,7 @@ def test_hugging_face_trainings_of_one_process_are_runs_of_their_own(tmp_path: P
 @pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_the_accelerate_example_ends_steps_where_gradients_synchronise(tmp_path: Path) -> None:
+def test_accelerate_example_ends_a_step_where_gradients_synchronise(tmp_path: Path) -> None:
     completed = run(tmp_path, "python", EXAMPLES / "accelerate_loop.py", "runs/first")
     assert printed_steps(completed.stdout) == [20]
     assert [row.samples for row in recorded(tmp_path / "runs" / "first")] == [16] * 20
@@ -205,7 +205,7 @@ def test_the_accelerate_example_ends_steps_where_gradients_synchronise(tmp_path:
 @pytest.mark.slow
 @pytest.mark.full
 @pytest.mark.usefixtures("require_torch")
-def test_deepspeed_steps_are_those_of_its_engine_with_or_without_new_code(tmp_path: Path) -> None:
+def test_deepspeed_engine_steps_are_recorded_with_one_line_or_attached(tmp_path: Path) -> None:
     if importlib.util.find_spec("deepspeed") is None:
         pytest.skip("DeepSpeed is not installed: pip install deepspeed (an sdist; on CPUs it wants a C++ compiler and ninja)")
     commands: dict[str, list[str | Path]] = {
@@ -243,7 +243,7 @@ for arguments in ((None, {}), ("runs/first", {"window": 3})):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_the_recorder_loads_no_framework_and_what_is_missing_is_one_line(torch_ranks: PreloadedTorch) -> None:
+def test_recorder_imports_no_framework_and_missing_frameworks_are_named(torch_ranks: PreloadedTorch) -> None:
     completed = subprocess.run(torch_ranks.command(0, "-c", IMPORTS), capture_output=True, text=True, check=True)
     loaded, lightning, transformers, folder, argument = completed.stdout.splitlines()
     assert loaded == "[]"
@@ -255,7 +255,7 @@ def test_the_recorder_loads_no_framework_and_what_is_missing_is_one_line(torch_r
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("require_torch")
-def test_an_example_without_its_folder_says_how_it_is_used(torch_ranks: PreloadedTorch) -> None:
+def test_example_without_its_folder_argument_shows_the_usage(torch_ranks: PreloadedTorch) -> None:
     completed = subprocess.run(torch_ranks.command(0, EXAMPLES / "ddp_one_line.py"), capture_output=True, text=True, check=False)
     assert completed.returncode == 1
     assert "ddp_one_line.py runs/one-line" in completed.stderr

@@ -74,7 +74,7 @@ def noting(model: nn.Module, events: list[str]) -> None:
 @pytest.mark.parametrize(
     "options", [{}, {"static_graph": True}, {"find_unused_parameters": True}, {"gradient_as_bucket_view": True}]
 )
-def test_the_pass_ends_after_the_last_gradient_and_before_ddps_wait(
+def test_pass_ends_after_the_last_gradient_and_before_the_ddp_wait(
     events: list[str], options: dict[str, bool], watch: str
 ) -> None:
     model = nn.Linear(4, 1)
@@ -102,7 +102,7 @@ def test_the_pass_ends_after_the_last_gradient_and_before_ddps_wait(
         assert list(pass_end.stamps) == [3]
 
 
-def test_a_pass_that_does_not_synchronise_has_no_tail(events: list[str]) -> None:
+def test_pass_without_synchronisation_has_no_tail(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     with parallel.no_sync():
         loss = parallel(torch.ones(2, 4)).sum()
@@ -114,7 +114,7 @@ def test_a_pass_that_does_not_synchronise_has_no_tail(events: list[str]) -> None
         assert gradients.watch(loss) is not None, "the other model does"
 
 
-def test_whatever_a_pass_begins_at_is_followed(events: list[str]) -> None:
+def test_every_kind_of_backward_root_is_followed(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     aside = nn.Linear(4, 1)
 
@@ -141,7 +141,7 @@ def test_whatever_a_pass_begins_at_is_followed(events: list[str]) -> None:
         assert not unseen.stamps
 
 
-def test_the_same_graph_gone_through_twice_is_two_passes(events: list[str]) -> None:
+def test_backward_twice_over_one_graph_is_two_passes(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     first = gradients.watch(loss)
@@ -155,7 +155,7 @@ def test_the_same_graph_gone_through_twice_is_two_passes(events: list[str]) -> N
     assert (list(first.stamps), list(second.stamps)) == (ready, [2])
 
 
-def test_a_graph_that_is_gone_through_many_times_costs_the_same_each_time() -> None:
+def test_repeated_backward_over_one_graph_has_constant_cost() -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     calls: list[object] = []
@@ -166,7 +166,7 @@ def test_a_graph_that_is_gone_through_many_times_costs_the_same_each_time() -> N
         assert len(calls) == number + 1
 
 
-def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nested_passes_have_separate_ends(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     # Given reentrant checkpoints: the last gradients, and DDP's waiting, are inside a pass that one of them runs
     layers = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
 
@@ -199,7 +199,7 @@ def test_passes_inside_a_pass_are_told_apart(events: list[str], monkeypatch: pyt
     assert (list(inner.stamps), list(outer.stamps)) == ([3], [4])
 
 
-def test_a_tail_that_is_not_needed_any_more_is_that_of_the_next_pass(events: list[str]) -> None:
+def test_released_pass_end_is_reused_by_the_next_pass(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     pass_ends: list[ddp.PassEnd] = []
     for _ in range(3):
@@ -215,7 +215,7 @@ def test_a_tail_that_is_not_needed_any_more_is_that_of_the_next_pass(events: lis
     assert len(events) == 3
 
 
-def test_a_model_that_is_gone_is_forgotten(events: list[str]) -> None:
+def test_deleted_model_is_forgotten(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = nn.Linear(4, 1)(torch.ones(2, 4)).sum()
     assert gradients.present
@@ -225,7 +225,7 @@ def test_a_model_that_is_gone_is_forgotten(events: list[str]) -> None:
     assert not gradients.present
 
 
-def test_a_pass_that_begins_while_the_recorder_closes_is_an_ordinary_one(events: list[str]) -> None:
+def test_pass_that_begins_while_the_recorder_closes_runs_normally(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     gradients.close()
@@ -234,7 +234,7 @@ def test_a_pass_that_begins_while_the_recorder_closes_is_an_ordinary_one(events:
     assert parallel.module.weight.grad is not None
 
 
-def test_the_scripts_modes_have_no_say_in_it() -> None:
+def test_torch_function_modes_of_the_script_do_not_affect_the_detector() -> None:
     class Refusing(TorchFunctionMode):
         def __torch_function__(self, *_: Any) -> Any:
             raise NotImplementedError
@@ -247,7 +247,7 @@ class TooLongError(Exception):
     """Raised by the handler of a signal."""
 
 
-def test_an_exception_of_a_signal_handler_in_backward_waits_for_ddps_end() -> None:
+def test_signal_handler_exception_in_backward_is_raised_after_ddp_ends() -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
 
     def handler(*_: object) -> None:
@@ -271,7 +271,7 @@ def test_an_exception_of_a_signal_handler_in_backward_waits_for_ddps_end() -> No
 
 
 @pytest.mark.parametrize("lacks", ["no dictionaries of hooks", "no callbacks"])
-def test_a_torch_without_the_private_api_shows_and_breaks_nothing(
+def test_torch_without_the_private_api_detects_no_end_and_breaks_nothing(
     events: list[str], monkeypatch: pytest.MonkeyPatch, lacks: str
 ) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
@@ -296,7 +296,7 @@ class Root:
         self.grad_fn = SimpleNamespace(register_prehook=node.register_prehook)
 
 
-def test_compiled_autograd_is_left_alone(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_autograd_has_no_detected_pass_end(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     monkeypatch.setattr(ddp, "_compiled_autograd", lambda: True)
@@ -323,7 +323,7 @@ def test_one_hook_serves_all_passes_of_a_model(events: list[str]) -> None:
     assert not loss.grad_fn.metadata, "no hook in the graph"
 
 
-def test_one_hook_does_not_serve_models_whose_passes_may_differ() -> None:
+def test_one_hook_is_not_used_for_models_whose_passes_may_differ() -> None:
     _, differing = watched(nn.Linear(4, 1), find_unused_parameters=True)
     assert differing.shared_end is None
     _, gradients = watched(nn.Linear(4, 1))
@@ -357,7 +357,7 @@ def ends_of_passes(parallel: DistributedDataParallel, gradients: ddp.PassEndDete
     assert events == ["exhausted"]
 
 
-def test_one_hook_is_given_up_where_passes_are_nested(events: list[str]) -> None:
+def test_one_hook_is_dropped_for_nested_passes(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     outer = gradients.watch_pass(loss)
@@ -367,7 +367,7 @@ def test_one_hook_is_given_up_where_passes_are_nested(events: list[str]) -> None
     ends_of_passes(parallel, gradients, events)
 
 
-def test_one_hook_is_given_up_if_a_pass_does_not_reach_its_parameter(events: list[str]) -> None:
+def test_one_hook_is_dropped_if_a_pass_does_not_reach_the_hooked_parameter(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = nn.Linear(4, 1)(torch.ones(2, 4)).sum()
     pass_end = gradients.watch_pass(loss)
@@ -378,7 +378,7 @@ def test_one_hook_is_given_up_if_a_pass_does_not_reach_its_parameter(events: lis
     ends_of_passes(parallel, gradients, events)
 
 
-def test_one_hook_is_given_up_under_compiled_autograd(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_one_hook_is_dropped_under_compiled_autograd(events: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     loss = parallel(torch.ones(2, 4)).sum()
     with monkeypatch.context() as compiled:
@@ -391,7 +391,7 @@ def test_one_hook_is_given_up_under_compiled_autograd(events: list[str], monkeyp
     ends_of_passes(parallel, gradients, events)
 
 
-def test_one_hook_gives_a_pass_without_synchronisation_no_tail(events: list[str]) -> None:
+def test_one_hook_adds_no_tail_to_a_pass_without_synchronisation(events: list[str]) -> None:
     parallel, gradients = watched(nn.Linear(4, 1))
     pass_end = gradients.shared_end
     for _ in range(2):
@@ -420,7 +420,7 @@ def test_one_hook_is_not_part_of_the_model() -> None:
     assert not gradients.shared_end.stamps, "passes of the copies are not those of the model"
 
 
-def test_gradients_are_the_same_with_one_hook_one_per_pass_or_none() -> None:
+def test_gradients_are_equal_with_one_hook_a_hook_per_pass_or_none() -> None:
     def trained(watching: str) -> list[Tensor]:
         torch.manual_seed(1)
         parallel = DistributedDataParallel(nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1)))

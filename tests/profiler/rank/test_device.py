@@ -149,7 +149,7 @@ def blocked(step: StepRecord) -> float | None:
     return None if step.device_blocked_us is None else sum(step.device_blocked_us.get(phase) or 0 for phase in PHASES)
 
 
-def test_times_are_the_devices_and_are_read_when_it_is_done() -> None:
+def test_device_times_are_measured_and_read_only_when_the_device_is_done() -> None:
     training = Training()
     for number in range(3):
         assert training.step(number, waited_us=80)
@@ -165,7 +165,7 @@ def test_times_are_the_devices_and_are_read_when_it_is_done() -> None:
         assert blocked(step) == 80
 
 
-def test_marks_are_used_again_and_never_while_they_are_needed() -> None:
+def test_marks_are_reused_only_after_they_were_read() -> None:
     training = Training()
     for number in range(50):
         training.step(number)
@@ -177,7 +177,7 @@ def test_marks_are_used_again_and_never_while_they_are_needed() -> None:
     assert len(training.stream.marks) <= 2 * made
 
 
-def test_a_device_that_never_gets_there_costs_a_bounded_number_of_marks() -> None:
+def test_stalled_device_uses_a_bounded_number_of_marks() -> None:
     training = Training()
     for number in range(3 * MAX_PENDING):
         training.step(number)
@@ -190,7 +190,7 @@ def test_a_device_that_never_gets_there_costs_a_bounded_number_of_marks() -> Non
     assert steps[-1] == 1000
 
 
-def test_a_step_in_which_a_graph_is_captured_is_left_alone() -> None:
+def test_step_with_a_graph_capture_has_no_device_times() -> None:
     training = Training()
     training.step(0)
     training.stream.capturing = True
@@ -203,7 +203,7 @@ def test_a_step_in_which_a_graph_is_captured_is_left_alone() -> None:
     assert [step.step for step in training.complete() if step.device_us is not None] == [0, 3]
 
 
-def test_an_evaluation_in_the_middle_is_between_steps_on_the_device_too() -> None:
+def test_evaluation_within_a_step_is_between_steps_on_the_device() -> None:
     training = Training()
     training.step(0)
     training.note(DATA)
@@ -223,7 +223,7 @@ def test_an_evaluation_in_the_middle_is_between_steps_on_the_device_too() -> Non
 
 
 @pytest.mark.parametrize("out_of_order", ["event", "wait"])
-def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> None:
+def test_times_between_out_of_order_marks_are_unknown(out_of_order: str) -> None:
     training = Training()
     training.step(0, waited_us=80)
     training.step(1, waited_us=80)
@@ -241,7 +241,7 @@ def test_times_between_marks_out_of_order_are_not_known(out_of_order: str) -> No
     assert (unknown.device_us is None) == (out_of_order == "event")
 
 
-def test_a_step_of_thousands_of_waits_has_few_marks_and_no_blocked_time() -> None:
+def test_step_with_thousands_of_waits_has_few_marks_and_no_blocked_time() -> None:
     training = Training()
     for number in range(QUIET_STEPS + 3):
         training.step(number, waited_us=80, waits=5000 if number < 3 else 10)
@@ -253,7 +253,7 @@ def test_a_step_of_thousands_of_waits_has_few_marks_and_no_blocked_time() -> Non
     assert [step.device_blocked_us is None for step in steps] == [True] * (QUIET_STEPS + 1) + [False] * 2
 
 
-def test_a_step_with_too_many_events_has_bounded_marks_and_no_times() -> None:
+def test_step_with_too_many_events_has_bounded_marks_and_no_device_times() -> None:
     training = Training()
     training.step(0)
     for _ in range(5000):
@@ -267,7 +267,7 @@ def test_a_step_with_too_many_events_has_bounded_marks_and_no_times() -> None:
     assert [step.step for step in steps if step.device_us is not None] == [0, 2, 3]
 
 
-def test_waits_are_marked_only_where_their_subject_can_be_known() -> None:
+def test_waits_have_marks_only_when_all_waits_are_signalled() -> None:
     training = Training()
     training.step(0, signalled=False)
     made = len(training.stream.marks)
@@ -296,13 +296,13 @@ def chosen(step_ns: int, steps: int = STEPS) -> list[int]:
 
 
 @pytest.mark.parametrize(("milliseconds", "stride"), [(1000, 1), (60, 1), (40, 2), (20, 4), (2, 32), (1, 64)], ids=str)
-def test_marks_cost_at_most_their_share_of_the_step(milliseconds: int, stride: int) -> None:
+def test_one_step_of_each_stride_is_chosen_for_marks(milliseconds: int, stride: int) -> None:
     late = [number for number in chosen(milliseconds * 1_000_000) if number >= STEPS // 2]
     assert [number // stride for number in late] == list(range(STEPS // 2 // stride, STEPS // stride)), "one in each"
 
 
 @pytest.mark.parametrize("period", [2, 10, 50, 64, 100, 128])
-def test_periodic_work_of_a_script_is_sampled_as_often_as_it_happens(period: int) -> None:
+def test_periodic_script_work_is_sampled_in_proportion(period: int) -> None:
     steps = range(64 * 1000)
     numbers = [number for number in steps if is_chosen(number, 64)]
     met = sum(number % period == 0 for number in numbers)
@@ -310,11 +310,11 @@ def test_periodic_work_of_a_script_is_sampled_as_often_as_it_happens(period: int
 
 
 @pytest.mark.parametrize("stride", [2, 4, 8, 16, 32])
-def test_the_steps_of_a_larger_stride_are_among_those_of_a_smaller_one(stride: int) -> None:
+def test_steps_chosen_at_a_larger_stride_are_also_chosen_at_a_smaller(stride: int) -> None:
     assert all(is_chosen(number, stride) for number in range(STEPS) if is_chosen(number, 2 * stride))
 
 
-def test_longer_steps_get_marks_again_and_a_long_one_does_no_lasting_harm() -> None:
+def test_mark_stride_follows_the_step_time_of_the_previous_round() -> None:
     sampling, at = MarkSampling(BUDGET), 0
     strides = []
     for milliseconds in (10, 1000, 10, 10):

@@ -73,7 +73,7 @@ def variables_set() -> dict[str, str]:
         ("2.14.1", "TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"),
     ],
 )
-def test_torch_is_told_by_the_names_it_knows(
+def test_torch_version_determines_the_flight_recorder_variables(
     patched: pytest.MonkeyPatch, tmp_path: Path, version: str, size: str, file: str
 ) -> None:
     patched.setattr(torch, "__version__", version)
@@ -86,14 +86,14 @@ def test_torch_is_told_by_the_names_it_knows(
     assert str(os.getpid()) in prefix.name
 
 
-def test_a_torch_with_a_recorder_per_backend_gets_no_deprecated_setting(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_torch_with_a_recorder_per_backend_gets_no_deprecated_variable(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
     patched.setattr(distributed_c10d, "_dump_fr_trace", per_backend, raising=False)
     patched.setattr(torch, "__version__", "2.15.0")
     flight_dump.prepare(str(tmp_path))
     assert variables_set().keys() == {"TORCH_FR_BUFFER_SIZE", "TORCH_FR_DUMP_TEMP_FILE"}
 
 
-def test_where_the_launchers_folder_is_not_the_dump_goes_to_local_memory(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_dump_goes_to_local_memory_when_the_launcher_folder_is_missing(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
     # as on the other nodes of a job
     patched.setattr(torch, "__version__", "2.13.0")
     for folder in (None, str(tmp_path / "not-here")):
@@ -104,7 +104,7 @@ def test_where_the_launchers_folder_is_not_the_dump_goes_to_local_memory(patched
         assert prefix.parent != tmp_path / "not-here"
 
 
-def test_a_dump_that_nobody_collected_does_not_stay_in_local_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_uncollected_dump_is_swept_from_local_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scratch, "LOCAL_MEMORY", tmp_path)
     monkeypatch.setattr(tempfile, "gettempdir", lambda: str(tmp_path / "none"))
     uncollected, fresh = (Path(f"{scratch.flight_prefix(None, name)}0") for name in ("1", "2"))
@@ -115,7 +115,7 @@ def test_a_dump_that_nobody_collected_does_not_stay_in_local_memory(tmp_path: Pa
     assert list(tmp_path.iterdir()) == [fresh]
 
 
-def test_what_somebody_set_stays(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_user_set_flight_recorder_variables_are_kept(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
     patched.setattr(torch, "__version__", "2.13.0")
     # given the old names, which torch still accepts, and of which it would warn together with the new ones
     variables = {
@@ -129,7 +129,7 @@ def test_what_somebody_set_stays(patched: pytest.MonkeyPatch, tmp_path: Path) ->
     assert variables_set() == variables
 
 
-def test_nothing_is_said_too_late(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_variables_are_not_set_after_initialisation(patched: pytest.MonkeyPatch, tmp_path: Path) -> None:
     patched.setattr(dist, "is_initialized", lambda: True)
     flight_dump.prepare(str(tmp_path))
     assert variables_set() == {}
@@ -139,7 +139,7 @@ def threads() -> list[threading.Thread]:
     return [thread for thread in threading.enumerate() if thread.name == "rankscope-flight"]
 
 
-def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_valid_request_is_served_and_invalid_lines_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # given a recorder without records; that of this process may have some, from another test
     monkeypatch.setattr(flight_dump, "_dumpers", lambda: {"gloo": lambda: b""})
     request_reader, request_writer = os.pipe()
@@ -160,7 +160,7 @@ def test_a_request_is_served_and_what_is_none_is_ignored(tmp_path: Path, monkeyp
         os.fstat(request_reader)
 
 
-def test_a_folder_that_is_gone_and_a_recorder_that_raises_hurt_nobody(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_dump_survives_a_missing_folder_and_a_failing_recorder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> bytes:
         raise RuntimeError("no CUDA")
 
@@ -181,9 +181,7 @@ class Group:
         return SimpleNamespace(name=lambda: self._backends[device])
 
 
-def test_every_backend_that_has_a_recorder_of_its_own_is_dumped(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None
-) -> None:
+def test_every_backend_with_a_flight_recorder_is_dumped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> None:
     # Given the backends of an "nccl" group from 2.15 on, a backend without records, and one whose name is no file name
     groups = [Group(cpu="gloo", cuda="nccl2"), Group(cuda="nccl2", xpu="idle"), Group(npu="../../etc")]
     monkeypatch.setattr(distributed_c10d, "_dump_fr_trace", per_backend)
@@ -200,7 +198,7 @@ def test_every_backend_that_has_a_recorder_of_its_own_is_dumped(
     assert dump_files(tmp_path, "crash").keys() == {"gloo"}
 
 
-def test_why_there_is_nothing_to_dump_is_said_as_far_as_it_is_known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_empty_dump_reports_the_reason(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def nothing() -> bytes:
         return b""
 
@@ -217,7 +215,7 @@ def test_why_there_is_nothing_to_dump_is_said_as_far_as_it_is_known(tmp_path: Pa
         assert done_file(tmp_path, str(number)).read_text() == item
 
 
-def test_a_process_waits_a_moment_for_the_dump_that_is_being_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_process_exit_waits_briefly_for_a_dump_in_progress(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def make() -> bytes:
@@ -242,7 +240,7 @@ def test_a_process_waits_a_moment_for_the_dump_that_is_being_made(tmp_path: Path
     thread.join(60)
 
 
-def test_without_more_threads_training_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failed_thread_start_closes_the_request_pipe(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(_thread: object) -> None:
         raise RuntimeError("can't start new thread")
 
@@ -271,7 +269,7 @@ print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 
 
 @pytest.mark.slow
-def test_the_waiting_thread_is_not_forked_and_keeps_no_process_alive(tmp_path: Path) -> None:
+def test_listener_thread_is_not_forked_and_does_not_keep_the_process_alive(tmp_path: Path) -> None:
     completed = subprocess.run(
         [sys.executable, "-W", "ignore::DeprecationWarning", "-c", SCRIPT, tmp_path],
         capture_output=True,
@@ -282,7 +280,7 @@ def test_the_waiting_thread_is_not_forked_and_keeps_no_process_alive(tmp_path: P
     assert (completed.returncode, completed.stdout, completed.stderr) == (0, "0\n", "")
 
 
-def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, patched: pytest.MonkeyPatch) -> None:
+def test_duration_dump_has_no_stacks_and_only_nccl(tmp_path: Path, patched: pytest.MonkeyPatch) -> None:
     """Stacks take most of the time of a dump, during which the interpreter's lock is held."""
     wanted: list[bool] = []
 
@@ -303,7 +301,7 @@ def test_durations_are_dumped_without_stacks_and_of_nccl_alone(tmp_path: Path, p
 
 
 @pytest.mark.parametrize(("timed", "size"), [("1", 4000), ("0", 2000), ("", 2000)])
-def test_more_collectives_are_kept_where_they_are_timed(patched: pytest.MonkeyPatch, timed: str, size: int) -> None:
+def test_buffer_is_larger_when_collectives_are_timed(patched: pytest.MonkeyPatch, timed: str, size: int) -> None:
     patched.setenv("TORCH_NCCL_ENABLE_TIMING", timed)
     flight_dump.prepare(None)
     assert int(next(value for name, value in variables_set().items() if "BUFFER_SIZE" in name)) == size

@@ -120,7 +120,7 @@ class OnGpu:
         return self.marks.finish(number, signalled=True)
 
 
-def test_marks_are_on_the_parameters_device_whichever_is_current(gpus: Gpus) -> None:
+def test_marks_are_recorded_on_the_parameter_device(gpus: Gpus) -> None:
     training = OnGpu()
     # When the current GPU changes, and marks are used again
     training.marks._free = [training.marks.ready()]
@@ -132,7 +132,7 @@ def test_marks_are_on_the_parameters_device_whichever_is_current(gpus: Gpus) -> 
     assert gpus.recorded == ["first of 1"] * 4
 
 
-def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
+def test_marks_are_recorded_on_the_training_stream(gpus: Gpus) -> None:
     training = OnGpu()
     # Given a loop that loads data on the default stream and trains on another
     for number in range(2):
@@ -165,7 +165,7 @@ def test_marks_are_on_the_stream_that_training_uses(gpus: Gpus) -> None:
         ((), [0, 0], None),
     ],
 )
-def test_a_process_with_parameters_on_several_gpus_has_no_device_times(
+def test_process_with_parameters_on_several_gpus_has_no_device_times(
     gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], device: int | None
 ) -> None:
     gpus.reserved = reserved
@@ -173,7 +173,7 @@ def test_a_process_with_parameters_on_several_gpus_has_no_device_times(
     assert getattr(clock, "device", None) == device
 
 
-def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
+def test_device_is_not_queried_while_any_thread_captures_a_graph(gpus: Gpus) -> None:
     clock, graph = CudaClock(0), object()
     assert clock.usable()
     # The stream that is current on this thread is not captured.
@@ -203,7 +203,7 @@ def test_nothing_is_asked_of_a_device_while_any_thread_captures_a_graph(gpus: Gp
         ((), [0, 0], ["GPU-uuid-0"]),
     ],
 )
-def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
+def test_rank_records_its_own_gpu_and_all_others_in_use(
     gpus: Gpus, parameters: tuple[str, ...], reserved: list[int], uuids: list[str]
 ) -> None:
     gpus.reserved = reserved
@@ -213,26 +213,26 @@ def test_a_rank_records_its_own_gpu_and_all_others_that_it_uses(
     assert rank.gpu_uuids == (uuids if len(uuids) > 1 else [])
 
 
-def test_no_context_is_made_on_other_gpus_if_the_allocator_asks_the_driver(gpus: Gpus) -> None:
+def test_cuda_malloc_async_allocator_creates_no_context_on_other_gpus(gpus: Gpus) -> None:
     gpus.backend, gpus.reserved = "cudaMallocAsync", [5, 5]
     assert used_gpus(parameter_devices(Parameters("cuda:1"))) == [1]
     assert used_gpus() == [0]
 
 
 @pytest.mark.parametrize(("device", "kind"), [("cpu", "cpu"), ("xpu", "xpu"), ("mps", "other")])
-def test_a_rank_on_another_kind_of_device_is_not_taken_for_one_on_the_cpu(device: str, kind: str) -> None:
+def test_rank_on_another_device_kind_is_not_recorded_as_cpu(device: str, kind: str) -> None:
     optimizer = Parameters(device)
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
     assert identify(settings, parameter_devices(optimizer)).rank.device_kind == kind
     assert find_device(optimizer) is None
 
 
-def test_a_rank_that_has_nothing_on_the_gpus_it_initialised_is_on_the_cpu(gpus: Gpus) -> None:
+def test_rank_with_unused_initialised_gpus_is_recorded_as_cpu(gpus: Gpus) -> None:
     settings = RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1)
     assert identify(settings, parameter_devices(Parameters("cpu"))).rank.device_kind == "cpu"
 
 
-def test_memory_is_that_of_the_ranks_own_gpu(gpus: Gpus) -> None:
+def test_memory_is_read_from_the_gpu_of_the_rank(gpus: Gpus) -> None:
     gpus.reserved = [3, 7]
     meter = MemoryMeter()
     meter.gpu = 1
@@ -255,7 +255,7 @@ def observers(monkeypatch: pytest.MonkeyPatch) -> list[OutOfMemory]:
     return attached
 
 
-def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot(
+def test_out_of_memory_error_writes_a_rate_limited_snapshot(
     tmp_path: Path, observers: list[OutOfMemory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("RANK", "3")
@@ -276,7 +276,7 @@ def test_a_rank_that_runs_out_of_memory_leaves_a_snapshot(
     assert capsys.readouterr().err == ""
 
 
-def test_an_unwritable_snapshot_does_not_hide_the_scripts_own_error(
+def test_unwritable_snapshot_is_logged_without_raising(
     tmp_path: Path, observers: list[OutOfMemory], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "file").touch()
@@ -285,7 +285,7 @@ def test_an_unwritable_snapshot_does_not_hide_the_scripts_own_error(
     assert "no snapshot of GPU memory: NotADirectoryError" in capsys.readouterr().err
 
 
-def test_a_link_of_another_user_is_not_written_through(tmp_path: Path, observers: list[OutOfMemory]) -> None:
+def test_snapshot_replaces_a_planted_link_without_following_the_link(tmp_path: Path, observers: list[OutOfMemory]) -> None:
     folder, target = tmp_path / "memory", tmp_path / "target"
     folder.mkdir()
     target.write_bytes(b"precious")
@@ -297,7 +297,7 @@ def test_a_link_of_another_user_is_not_written_through(tmp_path: Path, observers
     assert not (folder / f"rank-00000-{os.getpid()}.pickle").is_symlink()
 
 
-def test_a_torch_that_cannot_record_memory_trains_on(
+def test_torch_without_memory_history_logs_one_reason_and_trains(
     tmp_path: Path, observers: list[OutOfMemory], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.delattr(torch.cuda.memory, "_record_memory_history")

@@ -66,7 +66,7 @@ def one_rank_world(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     ("text", "coordinates"),
     [("dp=3,tp=0", {"dp": 3, "tp": 0}), ("pp=1", {"pp": 1}), (" dp = 3 , my_dim2=10 ", {"dp": 3, "my_dim2": 10})],
 )
-def test_coordinates_are_told_as_text(text: str, coordinates: dict[str, int]) -> None:
+def test_coordinates_are_parsed_from_text(text: str, coordinates: dict[str, int]) -> None:
     assert layout.parse_coordinates(text) == coordinates
     assert layout.find_layout(text).coordinates == coordinates
 
@@ -74,7 +74,7 @@ def test_coordinates_are_told_as_text(text: str, coordinates: dict[str, int]) ->
 @pytest.mark.parametrize(
     "text", ["", "dp", "dp=", "dp=-1", "dp=1.5", "=1", "dp=1;tp=2", "dp=1,dp=2", "2d=1", "dp=1,", "dp=99999999999"]
 )
-def test_senseless_coordinates_are_reported_in_one_line_and_ignored(
+def test_invalid_coordinates_are_logged_in_one_line_and_ignored(
     text: str, capsys: pytest.CaptureFixture[str], noted: Any
 ) -> None:
     noted(Mesh((2, 2), ("dp", "tp"), (1, 0)))
@@ -84,7 +84,7 @@ def test_senseless_coordinates_are_reported_in_one_line_and_ignored(
     assert err.count("\n") == 1
 
 
-def test_the_layout_is_that_of_the_largest_named_mesh_with_its_names(noted: Any) -> None:
+def test_layout_is_the_largest_named_mesh_of_the_rank(noted: Any) -> None:
     noted(
         Mesh((2, 4), ("replicate", "shard"), (1, 2)),  # a slice
         Mesh((8, 2), None, (3, 1)),  # unnamed
@@ -97,14 +97,14 @@ def test_the_layout_is_that_of_the_largest_named_mesh_with_its_names(noted: Any)
     assert list(rank_layout.sizes.items()) == [("pp", 2), ("replicate", 2), ("shard", 4)]
 
 
-def test_what_the_user_tells_holds_against_what_is_seen(noted: Any) -> None:
+def test_user_coordinates_override_the_detected_layout(noted: Any) -> None:
     noted(Mesh((4, 2), ("dp", "tp"), (1, 0)))
     rank_layout = layout.find_layout("dp=3,tp=1")
     assert rank_layout == ({"dp": 3, "tp": 1}, {"dp": 4, "tp": 2})
     assert layout.find_layout("stage=1") == ({"stage": 1}, {}), "of other dimensions nobody knows the size"
 
 
-def test_a_mesh_is_noted_when_it_is_made_and_forgotten_when_it_is_gone(one_rank_world: None) -> None:
+def test_mesh_is_tracked_from_creation_to_deletion(one_rank_world: None) -> None:
     layout.watch_meshes()
     mesh = init_device_mesh("cpu", (1, 1), mesh_dim_names=("fsdp", "tp"))
     before = len(layout._meshes)
@@ -119,7 +119,7 @@ def test_a_mesh_is_noted_when_it_is_made_and_forgotten_when_it_is_gone(one_rank_
     assert layout.find_layout(None) == ({}, {})
 
 
-def test_a_mesh_whose_groups_are_gone_is_not_the_layout_of_the_next(one_rank_world: None) -> None:
+def test_mesh_of_a_destroyed_process_group_is_ignored(one_rank_world: None) -> None:
     layout.watch_meshes()
     # Given a script that creates a mesh for a trial, and keeps it
     tried = init_device_mesh("cpu", (1, 1), mesh_dim_names=("fsdp", "tp"))
@@ -133,7 +133,7 @@ def test_a_mesh_whose_groups_are_gone_is_not_the_layout_of_the_next(one_rank_wor
     assert tried.mesh_dim_names != mesh.mesh_dim_names
 
 
-def test_the_groups_of_a_mesh_that_nobody_noted_tell_its_layout(one_rank_world: None) -> None:
+def test_layout_is_derived_from_group_names_of_an_untracked_mesh(one_rank_world: None) -> None:
     init_device_mesh("cpu", (1, 1), mesh_dim_names=("dp", "tp"))
     described = {group.group_desc for group in dist.distributed_c10d._world.pg_map}
     if described >= {"mesh_dp", "mesh_tp"}:
@@ -143,7 +143,7 @@ def test_the_groups_of_a_mesh_that_nobody_noted_tell_its_layout(one_rank_world: 
         assert layout.find_layout(None) == ({}, {})
 
 
-def test_groups_are_ordered_by_how_far_apart_their_ranks_lie(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_group_dimensions_are_ordered_by_rank_distance(monkeypatch: pytest.MonkeyPatch) -> None:
     class Group:
         def __init__(self, described: str, ranks: list[int]) -> None:
             self.group_desc = described
@@ -160,7 +160,7 @@ def test_groups_are_ordered_by_how_far_apart_their_ranks_lie(monkeypatch: pytest
     assert rank_layout.sizes == {"pp": 2, "dp": 2, "tp": 2}
 
 
-def test_megatron_is_asked_only_when_it_is_there_and_ready(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_megatron_layout_is_read_only_when_megatron_is_initialised(monkeypatch: pytest.MonkeyPatch) -> None:
     ranks = {"pipeline_model": (1, 2), "data": (3, 4), "context": (0, 1), "tensor_model": (5, 8)}
     state = SimpleNamespace(model_parallel_is_initialized=lambda: True)
     for name, (rank, size) in ranks.items():
@@ -176,7 +176,7 @@ def test_megatron_is_asked_only_when_it_is_there_and_ready(monkeypatch: pytest.M
     assert layout.find_layout(None) == ({}, {}), "another version of it: nothing is known, nothing breaks"
 
 
-def test_a_pipeline_stage_without_a_named_group_is_found_by_its_object(monkeypatch: pytest.MonkeyPatch, noted: Any) -> None:
+def test_pipeline_stage_object_gives_the_pipeline_coordinate(monkeypatch: pytest.MonkeyPatch, noted: Any) -> None:
     stage_module = pytest.importorskip("torch.distributed.pipelining.stage")
 
     class Stage(stage_module.PipelineStage):  # type: ignore[misc,name-defined]
@@ -192,7 +192,7 @@ def test_a_pipeline_stage_without_a_named_group_is_found_by_its_object(monkeypat
     del stage
 
 
-def test_how_a_pipeline_schedules_its_micro_batches_is_read_off_it() -> None:
+def test_pipeline_schedule_is_read_from_the_schedule_object() -> None:
     schedules = pytest.importorskip("torch.distributed.pipelining.schedules")
     gc.collect()
     assert layout.find_pipeline() is None, "the module alone says nothing"

@@ -66,7 +66,7 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
 """
 
 
-def test_no_mark_on_a_device_is_destroyed_in_a_forked_child(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_forked_child_destroys_no_device_marks(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", FORKED, tmp_path / "run"), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "child\n", "")
 
@@ -90,7 +90,7 @@ for number in range(3):
 """
 
 
-def test_a_script_may_record_many_times_without_traces_of_earlier_ones(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_repeated_recordings_leave_no_resources_behind(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", MANY, tmp_path), capture_output=True, text=True, check=False)
     assert ended.stderr == ""
     # A ring and its page with the exit status while recording; afterwards none, the script's own exception hook, and only the
@@ -136,7 +136,7 @@ def test_a_helper_killed_at_the_end_is_replaced_and_every_step_is_written(torch_
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_a_helper_that_is_killed_again_and_again_is_not_replaced_for_ever(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_repeatedly_killed_helper_disables_the_recorder(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     (tmp_path / "spool").mkdir()
     command = torch_ranks.command(0, "-c", HELPER_KILLED, tmp_path / "run", tmp_path / "spool", "4")
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=240)
@@ -154,7 +154,7 @@ def test_a_helper_that_is_killed_again_and_again_is_not_replaced_for_ever(torch_
     assert not list((tmp_path / "spool").iterdir())
 
 
-def test_the_ring_takes_nothing_of_the_memory_for_files(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_ring_uses_no_space_of_the_scratch_filesystem(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     script = (
         "import sys; from pathlib import Path; from rankscope.profiler.step import StepProfiler\n"
         "with StepProfiler(run_dir=sys.argv[1], window_steps=0) as prof:\n"
@@ -205,7 +205,7 @@ with StepProfiler(sys.argv[1], window_steps=0, exporter_url=None) as prof:
 """
 
 
-def test_waiting_for_all_children_does_not_wait_for_the_helper(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_waiting_for_all_children_ignores_the_helper(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     command = torch_ranks.command(0, "-c", WAITS_FOR_ALL_CHILDREN, tmp_path / "run")
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "wait True\nwaitpid True\nwaitid True\n", "")
@@ -232,7 +232,7 @@ print("all open", flush=True)
 """
 
 
-def test_a_script_that_closes_all_files_keeps_those_that_it_opens_then(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_script_that_closes_all_files_keeps_files_opened_later(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     command = torch_ranks.command(0, "-c", CLOSES_ALL_FILES, tmp_path / "run")
     ended = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stdout) == (0, "all open\n"), ended.stderr
@@ -250,7 +250,7 @@ def ended_run(folder: Path) -> RunReader:
     return RunReader(folder)
 
 
-def test_a_step_with_thousands_of_events_is_recorded_as_any(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_step_with_thousands_of_events_is_recorded_completely(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", MANY_BATCHES, tmp_path), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     run = ended_run(tmp_path)
@@ -292,7 +292,7 @@ with StepProfiler(run_dir=sys.argv[1], window_steps=0, exporter_url=None) as pro
 """
 
 
-def test_activities_are_timed_and_the_scripts_own_profilers_tagged(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_activities_are_timed_and_foreign_profilers_are_tagged(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     ended = subprocess.run(torch_ranks.command(0, "-c", ACTIVITIES, tmp_path), capture_output=True, text=True, check=False)
     assert (ended.returncode, ended.stderr) == (0, "")
     run = ended_run(tmp_path)

@@ -22,7 +22,7 @@ from rankscope.profiler.rank.measures import amount, count, finite, measure
 from rankscope.profiler.rank.meters import GcMeter, ThreadMeter
 
 
-def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
+def test_batch_is_measured_by_the_tensors_in_nested_containers() -> None:
     assert measure(torch.zeros(4, 3)) == (4, 12)
     assert measure([torch.zeros(4, 3), {"mask": torch.zeros(4, 5)}, "text"]) == (4, 32)
     assert measure(UserDict(ids=torch.zeros(2, 7))) == (2, 14)
@@ -30,7 +30,7 @@ def test_a_batch_is_measured_by_its_tensors_wherever_they_are() -> None:
     assert measure("no tensors") == (None, None)
 
 
-def test_only_plain_finite_numbers_are_numbers() -> None:
+def test_only_plain_finite_numbers_are_accepted() -> None:
     for wrong in (float("inf"), float("nan"), 10**400, "1", None, True, torch.ones(1)):
         assert finite(wrong) is amount(wrong) is count(wrong) is None
     assert (finite(-1), amount(-1), count(-1)) == (-1.0, None, None)
@@ -38,7 +38,7 @@ def test_only_plain_finite_numbers_are_numbers() -> None:
     assert (amount(2**62), count(2**62)) == (2.0**62, None)
 
 
-def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
+def test_garbage_collection_time_is_read_once() -> None:
     gc.disable()
     meter = GcMeter(now)
     try:
@@ -54,7 +54,7 @@ def test_the_time_of_the_garbage_collector_is_seen_once() -> None:
     assert meter.read() == (0, 0)
 
 
-def test_collections_on_other_threads_are_not_this_threads() -> None:
+def test_garbage_collection_on_another_thread_is_not_counted() -> None:
     gc.disable()
     meter = GcMeter(now)
     try:
@@ -67,7 +67,7 @@ def test_collections_on_other_threads_are_not_this_threads() -> None:
         meter.close()
 
 
-def test_no_python_runs_in_a_collection_where_a_signal_would_be_lost() -> None:
+def test_gc_meter_runs_no_python_code_during_a_collection() -> None:
     meter = meters.GcMeter(now)
     ran: list[str] = []
 
@@ -85,7 +85,7 @@ def test_no_python_runs_in_a_collection_where_a_signal_would_be_lost() -> None:
     assert meters.__file__ not in ran
 
 
-def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
+def test_custom_container_batch_is_not_accessed() -> None:
     class Lazy(dict[str, Any]):
         def values(self) -> Any:
             raise AssertionError("it was asked")
@@ -114,7 +114,7 @@ def test_a_batch_that_is_no_plain_container_is_not_asked() -> None:
     assert measure(OrderedDict(x=torch.zeros(2, 5))) == (2, 10)
 
 
-def test_the_counters_of_the_thread_grow() -> None:
+def test_thread_counters_increase() -> None:
     meter = ThreadMeter()
     first = meter.read()
     sum(range(10**6))

@@ -39,7 +39,7 @@ class Optimizer:
     """Simulated optimizer."""
 
 
-def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_waits_after_the_last_gradient_are_counted_within_the_tail(monkeypatch: pytest.MonkeyPatch) -> None:
     class Gradients:
         present, on_host, closed, shared_end = True, True, False, None
         pass_end = PassEnd(None, RingWriter().ready)
@@ -83,7 +83,7 @@ def test_only_waits_after_the_last_gradient_are_inside_the_tail(monkeypatch: pyt
     assert gradients.closed
 
 
-def test_the_model_counts_gradients_outside_backward_and_fails_once(
+def test_model_counts_inputs_with_gradients_outside_backward_only(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     recorder = StepRecorder(SETTINGS)
@@ -107,7 +107,9 @@ def test_the_model_counts_gradients_outside_backward_and_fails_once(
     assert capsys.readouterr().err.count("switched itself off (TypeError") == 1
 
 
-def test_claiming_a_thread_never_raises(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_failure_to_claim_a_thread_disables_the_recorder(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     recorder = StepRecorder(SETTINGS)
     monkeypatch.delattr(threading, "_DummyThread")  # private: other Python versions may lack it
     recorder.claim()
@@ -115,7 +117,7 @@ def test_claiming_a_thread_never_raises(monkeypatch: pytest.MonkeyPatch, capsys:
     assert capsys.readouterr().err.count("switched itself off (AttributeError") == 1
 
 
-def test_what_is_off_stays_off() -> None:
+def test_disabled_recorder_stays_disabled() -> None:
     recorder = StepRecorder(SETTINGS)
     recorder.disable("the test is over")
     recorder.claim()
@@ -124,7 +126,7 @@ def test_what_is_off_stays_off() -> None:
     assert (recorder.thread, recorder.listening, recorder._begun) == (0, 0, 0)
 
 
-def test_what_ends_without_a_step_is_off_and_lets_go() -> None:
+def test_recorder_closed_without_a_step_releases_resources() -> None:
     recorder = StepRecorder(SETTINGS, explicit=True)
     callbacks = len(gc.callbacks)
     recorder.begin()
@@ -161,7 +163,7 @@ def test_training_moves_to_a_thread_that_alone_trains_for_a_while(monkeypatch: p
         assert claims(recorder, 100)
 
 
-def test_a_model_is_known_whichever_thread_makes_it(capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_is_watched_whichever_thread_adopts_the_model(capsys: pytest.CaptureFixture[str]) -> None:
     model: Any = nn.Module()
     model.module = nn.Linear(1, 1)
     recorder = StepRecorder(SETTINGS)
@@ -181,7 +183,7 @@ def test_a_model_is_known_whichever_thread_makes_it(capsys: pytest.CaptureFixtur
     assert capsys.readouterr().err.count("switched itself off (AttributeError") == 1
 
 
-def test_what_cannot_be_written_down_does_not_keep_a_rank_from_recording() -> None:
+def test_text_with_invalid_utf_8_does_not_prevent_recording() -> None:
     odd = "caf\udce9"  # a command-line argument that is not UTF-8
     settings = from_environment(
         RecorderSettings(run_dir="/r", run_id=odd, name=odd, launcher=odd, start_unix_ns=1).environment(),
@@ -192,7 +194,7 @@ def test_what_cannot_be_written_down_does_not_keep_a_rank_from_recording() -> No
     assert (handover.run.run_id, handover.run.name, handover.run.launcher) == ("caf?", "caf?", "caf?")
 
 
-def test_ranks_of_one_kernel_record_the_same_boot() -> None:
+def test_rank_records_the_boot_id_of_the_kernel() -> None:
     handover = identify(SETTINGS)
     assert handover.rank.boot_id == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
 
@@ -206,7 +208,7 @@ def test_ranks_of_one_kernel_record_the_same_boot() -> None:
         ({}, 8),
     ],
 )
-def test_the_ranks_of_a_host_are_counted_as_its_launcher_says(
+def test_ranks_per_host_are_read_from_launcher_variables(
     monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], ranks: int
 ) -> None:
     for name in ("LOCAL_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE", "SLURM_STEP_NUM_NODES", "SLURM_STEP_NUM_TASKS"):
@@ -216,7 +218,7 @@ def test_the_ranks_of_a_host_are_counted_as_its_launcher_says(
     assert ranks_on_host(1024) == ranks
 
 
-def test_a_backward_pass_whose_end_nobody_reported_does_not_last() -> None:
+def test_backward_without_a_reported_end_ends_at_the_optimizer_step() -> None:
     recorder = StepRecorder(SETTINGS)
     optimizer = Optimizer()
     # Given a signal handler that raised between the pass and its report, twice
@@ -231,7 +233,7 @@ def test_a_backward_pass_whose_end_nobody_reported_does_not_last() -> None:
     recorder.disable("the test is over")
 
 
-def test_what_is_noted_of_one_step_is_bounded() -> None:
+def test_words_of_one_step_are_bounded() -> None:
     recorder = StepRecorder(SETTINGS, explicit=True)
     recorder.begin()
     optimizer = Optimizer()
@@ -245,7 +247,7 @@ def test_what_is_noted_of_one_step_is_bounded() -> None:
 
 
 @pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-def test_a_batch_of_one_tensor_or_a_nested_one_is_noted_by_its_shape() -> None:
+def test_single_tensor_and_nested_batches_are_measured_by_shape() -> None:
     recorder = StepRecorder(SETTINGS, explicit=True)
     recorder.begin()
     nested = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)])
@@ -257,7 +259,7 @@ def test_a_batch_of_one_tensor_or_a_nested_one_is_noted_by_its_shape() -> None:
     recorder.disable("the test is over")
 
 
-def test_thousands_of_waits_take_few_words_and_their_time_is_right(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_thousands_of_waits_take_few_words_and_keep_their_total_time(monkeypatch: pytest.MonkeyPatch) -> None:
     at = 1_000
     monkeypatch.setattr(guard, "now", lambda: at)
     monkeypatch.setattr(recorder_module, "now", lambda: at)
@@ -327,7 +329,7 @@ def handled_by() -> Iterator[Callable[[Callable[..., None]], object]]:
     signal.signal(signal.SIGUSR1, before)
 
 
-def test_a_fault_of_its_own_is_not_training_s() -> None:
+def test_recorder_failure_does_not_reach_training() -> None:
     guarding = Guarding()
     assert guarding.fail() == "nothing"
     assert guarding.failures == ["planted at True"]
@@ -335,7 +337,7 @@ def test_a_fault_of_its_own_is_not_training_s() -> None:
 
 
 @pytest.mark.parametrize("handler", [too_long, Handler().method, Handler()])
-def test_what_a_signal_handler_raises_is_training_s(
+def test_signal_handler_exception_reaches_training(
     handler: Callable[..., None], handled_by: Callable[[Callable[..., None]], object]
 ) -> None:
     guarding = Guarding()
@@ -346,7 +348,7 @@ def test_what_a_signal_handler_raises_is_training_s(
     assert guarding.listening == guarding.thread
 
 
-def test_a_signal_handler_that_returns_changes_nothing(handled_by: Callable[[Callable[..., None]], object]) -> None:
+def test_returning_signal_handler_changes_nothing(handled_by: Callable[[Callable[..., None]], object]) -> None:
     guarding, seen = Guarding(), []
     handled_by(lambda *_: seen.append("handled"))
     assert guarding.interrupted() == "done, True"

@@ -30,7 +30,7 @@ pytestmark = pytest.mark.slow  # each starts real processes
 
 
 @pytest.mark.parametrize("end", [EndState.EXIT, EndState.SILENT])
-def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: EndState) -> None:
+def test_replacement_helper_completes_the_record_of_a_killed_helper(tmp_path: Path, end: EndState) -> None:
     # Given a rank whose helper is killed while it works
     (tmp_path / "spool").mkdir()
     session = Session(handover_of(tmp_path / "run", spool=tmp_path / "spool"), str(tmp_path), RingWriter())
@@ -55,7 +55,7 @@ def test_another_helper_finishes_what_a_killed_one_began(tmp_path: Path, end: En
     assert any((tmp_path / "spool").iterdir()) == (end is EndState.SILENT)
 
 
-def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_path: Path) -> None:
+def test_ring_memory_has_a_fixed_size_and_is_not_inherited(tmp_path: Path) -> None:
     session = Session(handover_of(tmp_path / "run"), str(tmp_path), RingWriter())
     assert session.memory is not None
     for size in (0, 2 * BYTES):
@@ -69,9 +69,7 @@ def test_the_memory_of_the_ring_has_a_fixed_size_and_no_child_inherits_it(tmp_pa
 
 
 @pytest.mark.parametrize("refused", [1, 2])
-def test_without_a_memory_seal_or_memory_file_there_is_still_a_ring(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int
-) -> None:
+def test_ring_works_without_memory_seals_or_memfd(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refused: int) -> None:
     # Given an older kernel, which does not know one flag, or a sandbox that forbids the call
     calls, make = list[int](), os.memfd_create
 
@@ -91,7 +89,7 @@ def test_without_a_memory_seal_or_memory_file_there_is_still_a_ring(
     assert [row.step for row in RunReader(tmp_path / "run").steps(0, 0)] == [0]
 
 
-def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_helper_of_an_attached_rank_does_not_attach_to_torch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(SITE_FOLDER), *sys.path]))
     session = Session(handover_of(tmp_path / "run"), str(tmp_path), RingWriter())
     environment = Path(f"/proc/{session._helper.pid}/environ")
@@ -102,7 +100,7 @@ def test_the_helper_of_an_attached_rank_does_not_wait_for_torch_itself(tmp_path:
     wait_until(lambda: not session.scratch.exists())
 
 
-def test_a_process_that_records_many_fits_keeps_no_zombies(tmp_path: Path) -> None:
+def test_process_with_many_recordings_keeps_at_most_one_zombie(tmp_path: Path) -> None:
     helpers = list[Path]()
     for fit in range(3):
         session = Session(handover_of(tmp_path / f"run-{fit}"), str(tmp_path), RingWriter())

@@ -35,7 +35,7 @@ class WaitCounter:
         self.waits += 1
 
 
-def test_a_wait_inside_a_wait_counts_once_and_one_that_raises_ends() -> None:
+def test_nested_wait_counts_once_and_a_raising_wait_ends() -> None:
     recorder = WaitCounter()
     inner = TimedOperator(lambda: 1 / 0, lambda: recorder)
     outer = TimedOperator(inner, lambda: recorder)
@@ -44,11 +44,11 @@ def test_a_wait_inside_a_wait_counts_once_and_one_that_raises_ends() -> None:
     assert (recorder.waits, recorder.inside) == (1, False)
 
 
-def test_nobody_is_told_while_nobody_listens() -> None:
+def test_timed_operator_works_without_a_recorder() -> None:
     assert TimedOperator(operator.add, lambda: None)(2, 3) == 5
 
 
-def test_an_operator_stays_what_it_was_for_torch() -> None:
+def test_timed_operator_keeps_the_identity_of_the_operator() -> None:
     recorder = WaitCounter()
     timed = TimedOperator(operator.add, lambda: recorder)
     # Torch keeps operators in sets and dictionaries by the hash of their builtin.
@@ -60,7 +60,7 @@ def test_an_operator_stays_what_it_was_for_torch() -> None:
     assert recorder.waits == 1
 
 
-def test_an_operator_on_tensors_without_data_waits_for_nobody() -> None:
+def test_operator_on_fake_tensors_counts_no_wait() -> None:
     recorder = WaitCounter()
     timed = TimedOperator(torch.ops.aten.neg.default, lambda: recorder)
     with FakeTensorMode() as mode:
@@ -155,7 +155,7 @@ os._exit(0)
 
 
 @pytest.mark.slow
-def test_every_kind_of_wait_is_seen_on_both_ranks_and_graphs_stay_whole(tmp_path: Path) -> None:
+def test_every_kind_of_wait_is_counted_and_graphs_stay_whole(tmp_path: Path) -> None:
     ranks = [
         subprocess.Popen(
             [sys.executable, "-c", EVERY_WAIT, str(rank), str(tmp_path / "store")],

@@ -68,7 +68,7 @@ class Profiler:
 
 
 @pytest.mark.parametrize("ends", ["whole", "refused", "given way", "closed", "not exported", "not taken"])
-def test_only_a_window_that_the_helper_receives_leaves_a_trace(
+def test_window_leaves_a_trace_only_if_the_helper_receives_the_window(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ends: str
 ) -> None:
     # Given no room in local memory, so that traces go to the temporary disk
@@ -101,7 +101,7 @@ def test_only_a_window_that_the_helper_receives_leaves_a_trace(
     assert reader.window_cost_ns > 0
 
 
-def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
+def test_announced_window_is_profiled_completely_or_not_at_all(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
     monkeypatch.setattr(windows_module, "KinetoSession", Profiler)
@@ -141,7 +141,7 @@ def test_an_announced_window_is_profiled_as_a_whole_or_not_at_all(
     assert reader.windows == 6
 
 
-def test_windows_without_a_pause_are_handed_over_one_by_one(
+def test_back_to_back_windows_are_delivered_separately(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader]
 ) -> None:
     monkeypatch.setattr(windows_module, "KinetoSession", Profiler)
@@ -155,7 +155,7 @@ def test_windows_without_a_pause_are_handed_over_one_by_one(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("torch_has", ["all of it", "no choice of scopes", "no trace alone"])
-def test_a_window_has_steps_and_operators_whatever_torch_can_leave_out(
+def test_window_has_steps_and_operators_for_every_torch_feature_set(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, torch_has: str
 ) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")
@@ -176,7 +176,7 @@ def test_a_window_has_steps_and_operators_whatever_torch_can_leave_out(
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [(1, MessageKind.WINDOW), (2, MessageKind.MISSED_WINDOW)])
-def test_a_window_needs_room_for_the_traces_of_all_ranks_of_the_host(
+def test_window_needs_space_for_the_traces_of_all_ranks_of_the_host(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], ranks: int, kind: MessageKind
 ) -> None:
     monkeypatch.setattr(scratch, "_free", lambda folder: scratch.MIN_FREE_BYTES if folder == tmp_path else 0)
@@ -227,7 +227,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> type[OnDevice]:
     return OnDevice
 
 
-def test_a_device_window_follows_a_warm_up_and_has_all_work_of_its_steps(
+def test_device_window_follows_a_warm_up_step(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
     writer, reader = ring
@@ -250,7 +250,7 @@ def test_a_device_window_follows_a_warm_up_and_has_all_work_of_its_steps(
 
 
 @pytest.mark.slow
-def test_the_cost_of_a_device_window_has_the_profilers_loading_but_no_wait(
+def test_device_window_cost_includes_profiler_loading_but_no_wait(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
     def load(session: OnDevice) -> None:
@@ -267,7 +267,7 @@ def test_the_cost_of_a_device_window_has_the_profilers_loading_but_no_wait(
     assert 50e6 <= reader.window_cost_ns < 1e9
 
 
-def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
+def test_device_window_announced_too_late_for_a_warm_up_is_missed(
     tmp_path: Path, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
     writer, reader = ring
@@ -280,7 +280,7 @@ def test_a_window_on_a_device_that_comes_too_late_for_a_warm_up_is_missed(
 
 
 @pytest.mark.parametrize("ends", ["given way", "closed", "refused", "no room"])
-def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
+def test_warm_up_without_a_window_is_cancelled(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     ring: tuple[RingWriter, RingReader],
@@ -302,7 +302,7 @@ def test_a_device_is_detached_from_after_a_warm_up_without_a_window(
 
 
 @pytest.mark.parametrize("captured", [9, 10, 11, 12])
-def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
+def test_profiler_is_neither_started_nor_stopped_during_a_graph_capture(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], captured: int
 ) -> None:
     capturing = False
@@ -324,7 +324,7 @@ def test_no_profiler_is_started_or_stopped_while_a_graph_is_captured(
 
 
 @pytest.mark.parametrize("teardown", ["1", "0"])
-def test_a_window_soon_after_another_is_missed_where_cupti_detaches(
+def test_window_soon_after_another_is_missed_when_cupti_detaches(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice], teardown: str
 ) -> None:
     # Kineto detaches in the background, at some of the next calls of CUDA: nothing may attach meanwhile.
@@ -347,7 +347,7 @@ def test_a_window_soon_after_another_is_missed_where_cupti_detaches(
     assert all("TEARDOWN_CUPTI" in reason for reason in missed)
 
 
-def test_a_cancelled_warm_up_is_given_time_to_detach_too(
+def test_window_soon_after_a_cancelled_warm_up_is_missed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ring: tuple[RingWriter, RingReader], device: type[OnDevice]
 ) -> None:
     monkeypatch.setenv("TEARDOWN_CUPTI", "1")
@@ -363,7 +363,7 @@ def test_a_cancelled_warm_up_is_given_time_to_detach_too(
     assert [kind for kind, _ in messages(ring) if kind] == 2 * [MessageKind.MISSED_WINDOW]
 
 
-def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_without_a_gpu_profiler_raises_kineto_unavailable(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kineto, "device_type", lambda: "cuda")
     monkeypatch.setattr(torch.autograd, "_supported_activities", lambda: {torch.profiler.ProfilerActivity.CPU})
     with pytest.raises(kineto.KinetoUnavailable, match="CUPTI"):
@@ -372,7 +372,7 @@ def test_a_torch_without_a_profiler_of_gpus_says_so(monkeypatch: pytest.MonkeyPa
 
 @pytest.mark.slow
 @pytest.mark.parametrize("ends", ["started", "cancelled"])
-def test_a_prepared_session_records_its_own_steps_and_stops_the_profiler(
+def test_prepared_session_records_its_own_steps_and_stops_the_profiler(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ends: str
 ) -> None:
     monkeypatch.setenv("KINETO_LOG_LEVEL", "6")

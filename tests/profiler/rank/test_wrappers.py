@@ -98,7 +98,7 @@ with StepProfiler(sys.argv[1], window_first=2, window_every=0, window_steps=50, 
 
 
 @pytest.mark.slow
-def test_torch_does_what_it_did(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
+def test_torch_behaviour_is_unchanged_by_the_wrappers(torch_ranks: PreloadedTorch, tmp_path: Path) -> None:
     completed = subprocess.run(
         torch_ranks.command(0, "-c", SCRIPT, tmp_path / "run"), capture_output=True, text=True, check=False, timeout=120
     )
@@ -117,7 +117,7 @@ JOB = Path(__file__).parents[1] / "jobs" / "frames.py"
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("where", "most"), [("host", 24), ("device", 90)])
-def test_a_usual_step_runs_few_functions_of_the_recorder(tmp_path: Path, where: str, most: int) -> None:
+def test_typical_step_calls_few_recorder_functions(tmp_path: Path, where: str, most: int) -> None:
     command = [sys.executable, str(JOB), str(tmp_path / "run"), where]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     job = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120, env=environment)
@@ -137,7 +137,7 @@ class CheckpointCounter:
         self.written += 1
 
 
-def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_finding_a_module_spec_does_not_import_the_module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "saves_things.py").write_text("def save(): return 'saved'")
     monkeypatch.syspath_prepend(tmp_path)
     recorder = CheckpointCounter()
@@ -152,7 +152,7 @@ def test_looking_for_a_module_is_not_importing_it(tmp_path: Path, monkeypatch: p
     assert recorder.written == 1
 
 
-def test_pickling_a_tensor_is_no_checkpoint(tmp_path: Path) -> None:
+def test_pickling_a_tensor_does_not_count_as_a_checkpoint(tmp_path: Path) -> None:
     # As object collectives, Ray and joblib do
     recorder = CheckpointCounter()
     save = checkpoints._reported(torch.serialization.save, lambda: recorder)
@@ -178,7 +178,7 @@ class Group:
         return self.issued
 
 
-def test_communication_in_other_groups_is_known_from_the_first_look_at_it() -> None:
+def test_communication_in_other_groups_is_detected_periodically() -> None:
     data, tensor, host = Group("0"), Group("1"), Group("2")
     others = OtherGroups(lambda: [(data, "nccl"), (tensor, "nccl"), (host, "gloo")])
     assert others.communicate(0, [data]), "one look tells nothing"
@@ -190,14 +190,14 @@ def test_communication_in_other_groups_is_known_from_the_first_look_at_it() -> N
     assert not others.communicate(1 + 2 * EVERY, [data]), "a checkpoint's collectives need not last"
 
 
-def test_groups_that_do_not_tell_and_jobs_without_groups() -> None:
+def test_groups_without_counters_communicate_only_in_the_first_step() -> None:
     others = OtherGroups(lambda: [(object(), "nccl")])
     assert [others.communicate(step, []) for step in range(3)] == [True, False, False]
     none = OtherGroups()
     assert [none.communicate(step, []) for step in range(3)] == [True, False, False]
 
 
-def test_where_torch_does_not_list_its_groups_they_may_communicate() -> None:
+def test_groups_are_assumed_to_communicate_when_torch_does_not_list_groups() -> None:
     def missing() -> list[tuple[object, str]]:
         raise AttributeError("module has no attribute _world")
 
@@ -205,7 +205,7 @@ def test_where_torch_does_not_list_its_groups_they_may_communicate() -> None:
     assert all(others.communicate(step, []) for step in range(3 * EVERY))
 
 
-def test_own_time_on_a_device_needs_a_pass_that_reduced_gradients() -> None:
+def test_device_own_time_requires_a_pass_that_reduced_gradients() -> None:
     """A replayed CUDA graph runs none, and its waits are inside the graph."""
     recorder = StepRecorder(RecorderSettings(run_dir="/r", run_id="r", name="r", start_unix_ns=1))
     recorder._others = OtherGroups(list)
@@ -239,7 +239,7 @@ def closings(boundary: StepBoundary, events: Iterable[Optimizer | str]) -> list[
     return closed
 
 
-def test_one_optimizer_ends_a_step_each_time_it_has_stepped() -> None:
+def test_single_optimizer_ends_a_step_at_each_step_call() -> None:
     adam = Optimizer()
     assert closings(StepBoundary(), ["backward", adam] * 3) == [1, 3, 5]
 
@@ -249,31 +249,31 @@ def test_gradient_accumulation_is_one_step() -> None:
     assert closings(StepBoundary(), ["backward", "backward", "backward", adam] * 2) == [3, 7]
 
 
-def test_an_optimizer_that_steps_its_groups_in_turn_makes_one_step() -> None:
+def test_optimizer_stepping_its_groups_in_turn_makes_one_step() -> None:
     adam = Optimizer()
     assert closings(StepBoundary(), ["backward", adam, adam, adam] * 3) == [1, 5, 9]
 
 
-def test_chained_optimizers_make_one_step_together() -> None:
+def test_chained_optimizers_make_one_step() -> None:
     muon, adam = Optimizer(), Optimizer()
     # In the first cycle the second optimizer is unknown; from then on the last one ends the step.
     assert closings(StepBoundary(), ["backward", muon, adam] * 3) == [1, 5, 8]
 
 
-def test_a_gans_step_is_one_cycle_of_its_optimizers() -> None:
+def test_gan_step_is_one_cycle_of_both_optimizers() -> None:
     critic, generator = Optimizer(), Optimizer()
     cycle: list[Optimizer | str] = ["backward", critic, "backward", generator]
     assert closings(StepBoundary(), cycle * 3) == [1, 7, 11]
 
 
-def test_a_critic_that_steps_more_often_ends_steps_before_it_steps_again() -> None:
+def test_critic_that_steps_again_first_ends_the_current_step() -> None:
     critic, generator = Optimizer(), Optimizer()
     boundary = StepBoundary()
     closings(boundary, ["backward", critic, "backward", generator] * 2)
     assert closings(boundary, ["backward", critic, "backward", critic, "backward", critic, "backward", generator]) == [3, 5, 7]
 
 
-def test_an_optimizer_that_takes_the_place_of_another_goes_on_ending_steps() -> None:
+def test_replacement_optimizer_continues_to_end_steps() -> None:
     boundary = StepBoundary()
     for _ in range(3):  # a new optimizer per epoch, the old one deleted
         optimizer = Optimizer()
@@ -281,6 +281,6 @@ def test_an_optimizer_that_takes_the_place_of_another_goes_on_ending_steps() -> 
         del optimizer
 
 
-def test_training_without_backward_passes_has_steps_too() -> None:
+def test_training_without_backward_passes_has_steps() -> None:
     evolution = Optimizer()
     assert closings(StepBoundary(), [evolution, evolution]) == [0, 1]

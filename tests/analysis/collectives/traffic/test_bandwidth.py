@@ -47,11 +47,11 @@ def one_host(ranks: int, gpu: str = H100) -> Fabric:
         ("send", 1.0),
     ],
 )
-def test_factors_of_four_ranks_are_those_of_nccl_tests(op: str, factor: float) -> None:
+def test_bus_factors_of_four_ranks_equal_those_of_nccl_tests(op: str, factor: float) -> None:
     assert bus_factor(op, 4) == factor
 
 
-def test_without_a_size_that_means_something_there_is_no_bus_bandwidth() -> None:
+def test_operations_without_a_meaningful_size_have_no_bus_bandwidth() -> None:
     assert [bus_factor(op, 4) for op in ("barrier", "all_to_allv", "dispatch", "unheard_of")] == [None] * 4
     assert bus_factor("all_reduce", 1) is None
 
@@ -63,9 +63,7 @@ def test_without_a_size_that_means_something_there_is_no_bus_bandwidth() -> None
     st.floats(1.0, 900.0),
     st.lists(st.integers(0, 10_000), min_size=9, max_size=9),
 )
-def test_a_planted_bus_bandwidth_comes_back_however_long_the_others_waited(
-    op: str, ranks: int, size: int, bus: float, waits: list[int]
-) -> None:
+def test_planted_bus_bandwidth_is_recovered_despite_waiting(op: str, ranks: int, size: int, bus: float, waits: list[int]) -> None:
     factor = bus_factor(op, ranks)
     assert factor is not None
     transfer = size * factor / bus / 1000
@@ -79,7 +77,7 @@ def test_a_planted_bus_bandwidth_comes_back_however_long_the_others_waited(
 
 
 @given(st.integers(1 << 22, 1 << 30), st.floats(0.5, 60.0), st.integers(0, 50_000), st.integers(0, 50_000))
-def test_a_planted_bandwidth_between_two_ranks_comes_back(size: int, rate: float, send_at: int, receive_at: int) -> None:
+def test_planted_bandwidth_between_two_ranks_is_recovered(size: int, rate: float, send_at: int, receive_at: int) -> None:
     transfer = size / rate / 1000
     end = max(send_at, receive_at) + transfer
     by_rank = {
@@ -90,7 +88,7 @@ def test_a_planted_bandwidth_between_two_ranks_comes_back(size: int, rate: float
     assert row.bus_gb_s == row.algorithm_gb_s == pytest.approx(rate, rel=1e-2)
 
 
-def test_a_broadcast_with_a_late_root_is_timed_and_a_reduce_at_its_root() -> None:
+def test_broadcast_is_timed_with_a_late_root_and_reduce_at_its_root() -> None:
     def transfer(op: str, arrivals: tuple[int, int], ends: tuple[int, int]) -> float | None:
         by_rank = {rank: [record(arrivals[rank], ends[rank], op=op, root=0, bytes=8 << 20)] for rank in (0, 1)}
         return rows_of(by_rank)[0].transfer_us
@@ -101,7 +99,7 @@ def test_a_broadcast_with_a_late_root_is_timed_and_a_reduce_at_its_root() -> Non
     assert transfer("reduce", (0, 9000), (13_000, 20_000)) == 4000
 
 
-def test_sizes_of_one_power_of_two_share_a_row_that_tells_their_spread() -> None:
+def test_sizes_between_two_powers_of_two_share_a_row_with_their_spread() -> None:
     times = [100, 200, 300, 400, 1000]
     by_rank = {
         rank: numbered([record(at * 10_000, at * 10_000 + time, bytes=(1 << 20) + at) for at, time in enumerate(times)])
@@ -120,14 +118,14 @@ def test_sizes_of_one_power_of_two_share_a_row_that_tells_their_spread() -> None
 
 
 @given(st.integers(1, 2**60))
-def test_a_size_lies_in_its_bucket(size: int) -> None:
+def test_size_lies_in_its_bucket(size: int) -> None:
     bucket = size_bucket(size)
     assert bucket is not None
     assert bucket <= size < 2 * bucket
 
 
 @given(st.permutations(range(4)))
-def test_permuting_ranks_permutes_who_waited_and_keeps_bandwidths(names: list[int]) -> None:
+def test_permuting_ranks_permutes_waits_and_keeps_bandwidths(names: list[int]) -> None:
     def numbers(order: list[int]) -> tuple[list[Any], set[tuple[int, int, float]]]:
         by_rank = {
             name: numbered(
@@ -148,7 +146,7 @@ def test_permuting_ranks_permutes_who_waited_and_keeps_bandwidths(names: list[in
     assert pairs == {(0, 3, 6000.0), (1, 3, 4000.0), (2, 3, 2000.0)}
 
 
-def test_a_trace_of_one_rank_tells_what_the_bandwidth_was_at_least() -> None:
+def test_trace_of_one_rank_gives_a_lower_bound_of_the_bandwidth() -> None:
     (row,) = rows_of({0: [record(0, 1000, bytes=1 << 20, group_ranks=[0, 1], group_size=2)]})
     assert (row.count, row.matched, row.transfer_us, row.bus_gb_s) == (1, 0, None, None)
     assert row.bus_at_least_gb_s == pytest.approx(1.048576)
@@ -169,7 +167,7 @@ def test_small_transfers_are_bound_by_latency(size: int, bound: str) -> None:
     assert row.bound_by == bound
 
 
-def test_the_same_group_name_over_other_links_has_no_one_figure() -> None:
+def test_group_name_over_several_links_has_no_expected_bandwidth() -> None:
     fabric = Fabric({0: "a", 1: "a", 2: "a", 3: "b"}, dict.fromkeys(range(4), "Tesla T4"))
     by_rank = {
         rank: [record(0, 1000, bytes=1 << 20, group="tp", group_ranks=[0, 1] if rank < 2 else [2, 3])] for rank in range(4)
@@ -197,7 +195,7 @@ def test_sizes_of_a_trace_without_metadata_come_from_recorded_shapes(traces: Pat
     assert all(finding.kind != "communication_bound" for finding in analysis.findings)
 
 
-def test_metadata_tells_sizes_and_a_lone_trace_lower_bounds(traces: Path) -> None:
+def test_metadata_gives_sizes_and_a_lone_trace_gives_lower_bounds(traces: Path) -> None:
     rows = rows_of_op(analyze([traces / "ddp_2ranks_nccl_metadata"]), "all_reduce")
     assert {(row.bytes, row.count, row.matched) for row in rows} == {
         (6_637_568 * 4, 9, 0),
@@ -211,7 +209,7 @@ def test_metadata_tells_sizes_and_a_lone_trace_lower_bounds(traces: Path) -> Non
     }
 
 
-def test_roots_come_from_the_calls_that_kernels_are_linked_to(traces: Path) -> None:
+def test_roots_come_from_the_calls_linked_to_kernels(traces: Path) -> None:
     collectives = reduce_file(read_trace(traces / "resnet_8ranks_mi300/rank-0.json.gz")).collectives
     roots = [row.root for row in collectives if row.op == "broadcast"]
     assert roots == [0] * 6
@@ -237,7 +235,7 @@ scribbles = st.one_of(st.none(), st.integers(-5, 5), st.integers(-(2**80), 2**80
         max_size=6,
     )
 )
-def test_whatever_records_claim_every_figure_is_finite_or_missing(rows: list[tuple[Any, ...]]) -> None:
+def test_figures_are_finite_or_missing_for_any_records(rows: list[tuple[Any, ...]]) -> None:
     by_rank: ByRank = {0: [], 1: []}
     for number, (op, size, peer, root, group_size, members, start, length, p2p) in enumerate(rows):
         by_rank[number % 2].append(

@@ -64,7 +64,7 @@ def gb_s(op: str, ranks: list[int], where: Fabric, *, on_cpu: bool = False) -> f
         ("NVIDIA GeForce RTX 4090", "pcie4"),
     ],
 )
-def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
+def test_gpu_name_determines_the_link(gpu: str, link: str) -> None:
     result = link_of_gpu(gpu)
     assert result is not None
     assert result.name == link
@@ -92,7 +92,7 @@ def test_the_name_of_a_gpu_tells_its_link(gpu: str, link: str) -> None:
         "H1000",
     ],
 )
-def test_where_the_name_does_not_tell_nothing_is_guessed(gpu: str) -> None:
+def test_gpu_name_without_an_entry_has_no_link(gpu: str) -> None:
     assert link_of_gpu(gpu) is None
     link = expect("all_reduce", range(8), fabric(1, 8, gpu=gpu), on_cpu=False)
     assert (link.link, link.bus_gb_s) == (None, None)
@@ -100,7 +100,7 @@ def test_where_the_name_does_not_tell_nothing_is_guessed(gpu: str) -> None:
     assert "no entry for" in link.unknown
 
 
-def test_every_pattern_has_a_link_inside_a_host_and_every_link_a_source() -> None:
+def test_gpu_names_map_to_links_inside_a_host_and_links_have_sources() -> None:
     scopes = {link.name: link.scope for link in LINKS}
     assert len(scopes) == len(LINKS)
     assert {scopes[link] for _, link in GPU_LINKS} == {"host"}
@@ -108,7 +108,7 @@ def test_every_pattern_has_a_link_inside_a_host_and_every_link_a_source() -> Non
 
 
 @pytest.mark.parametrize("link", LINKS, ids=lambda link: link.name)
-def test_a_rate_is_what_its_description_multiplies_to(link: LinkKind) -> None:
+def test_link_rate_equals_the_product_in_its_description(link: LinkKind) -> None:
     links = re.search(r"(\d+) links of ([\d.]+) GB/s", link.description)
     lanes = re.search(r"x16, (\d+) GT/s, 128b/130b", link.description)
     bits = re.search(r"([\d.]+) Gb/s", link.description)
@@ -124,7 +124,7 @@ def test_a_rate_is_what_its_description_multiplies_to(link: LinkKind) -> None:
     assert link.pair_gb_s is None or (links is not None and link.pair_gb_s == float(links[2]))
 
 
-def test_the_page_has_the_same_table() -> None:
+def test_documented_link_table_equals_the_code() -> None:
     page = (ROOT / "docs" / "bandwidth.md").read_text()
     rows = re.findall(r"^\| `([\w-]+)` \| (\w[\w ]*) \| ([\d.]+) \| (.+?) \| \[[^\]]+\]\((\S+)\) \|$", page, re.MULTILINE)
     where = {"inside a host": "host", "between hosts": "network"}
@@ -132,13 +132,13 @@ def test_the_page_has_the_same_table() -> None:
     assert result == [LinkKind(link.name, link.scope, link.gb_s, link.description, link.source) for link in LINKS]
 
 
-def test_a_told_link_outweighs_the_gpus_name() -> None:
+def test_stated_link_outweighs_the_gpu_name() -> None:
     assert gb_s("all_reduce", [0, 1], fabric(1, 2, gpu="NVIDIA H100 PCIe")) is None
     link = expect("all_reduce", [0, 1], fabric(1, 2, "pcie5", gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
     assert link == ExpectedBandwidth("pcie5", "told", 63.02)
 
 
-def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
+def test_topology_of_pcie_cards_is_not_guessed() -> None:
     link = expect("all_reduce", range(4), fabric(1, 4, gpu="NVIDIA L40S"), on_cpu=False)
     assert (link.link, link.source, link.bus_gb_s) == ("pcie4", "gpu_name", None)
     assert link.unknown == "which way its PCIe cards have to each other is not known"
@@ -163,20 +163,18 @@ def test_which_way_cards_have_to_each_other_is_not_guessed() -> None:
         ("AMD Instinct MI355X", 8, 8, 535.5),
     ],
 )
-def test_a_part_of_a_board_without_a_switch_has_a_part_of_its_links(
-    gpu: str, ranks: int, on_host: int, expected: float | None
-) -> None:
+def test_partial_board_without_a_switch_has_part_of_its_links(gpu: str, ranks: int, on_host: int, expected: float | None) -> None:
     link = expect("all_reduce", range(ranks), fabric(1, on_host, gpu=gpu), on_cpu=False)
     assert link.bus_gb_s == expected
     assert (link.unknown is None) == (expected is not None)
 
 
-def test_between_hosts_nothing_is_expected_until_the_network_is_named() -> None:
+def test_bandwidth_between_hosts_is_unknown_until_a_network_is_stated() -> None:
     link = expect("all_reduce", range(16), fabric(2, 8, gpu="NVIDIA H100 80GB HBM3"), on_cpu=False)
     assert (link.bus_gb_s, link.unknown) == (None, "it crosses hosts, over a network that --link does not name")
 
 
-def test_the_ports_of_a_host_add_up_for_its_ranks_that_take_part() -> None:
+def test_ports_of_a_host_add_up_for_its_participating_ranks() -> None:
     where = fabric(2, 8, "ib-ndr:8", gpu="NVIDIA H100 80GB HBM3")
     assert gb_s("all_reduce", list(range(16)), where) == 400
     assert gb_s("all_reduce", [0, 8], where) == 50
@@ -187,7 +185,7 @@ def test_the_ports_of_a_host_add_up_for_its_ranks_that_take_part() -> None:
     assert gb_s("all_reduce", [0, 8], fabric(2, 8, "eth-100:1")) == 12.5
 
 
-def test_between_hosts_all_to_all_has_each_ranks_part_and_a_send_one_port() -> None:
+def test_all_to_all_between_hosts_uses_all_ports_and_a_send_one_port() -> None:
     where = fabric(2, 8, "ib-ndr:8")
     # 15 parts leave each rank, 8 of them the host, at 50 GB/s.
     assert gb_s("all_to_all", list(range(16)), where) == pytest.approx(50 * 15 / 8)
@@ -195,13 +193,13 @@ def test_between_hosts_all_to_all_has_each_ranks_part_and_a_send_one_port() -> N
     assert gb_s("gather", list(range(16)), where) == 50
 
 
-def test_cpu_threads_do_not_use_the_links_between_gpus() -> None:
+def test_cpu_threads_do_not_use_gpu_links() -> None:
     where = fabric(2, 2, "nvlink4", "eth-25", gpu="NVIDIA H100 80GB HBM3")
     assert gb_s("all_reduce", [0, 1], where, on_cpu=True) is None
     assert gb_s("all_reduce", [0, 2], where, on_cpu=True) == 3.125
 
 
-def test_of_ranks_on_unknown_hosts_only_a_lone_told_link_says_something() -> None:
+def test_unknown_hosts_get_a_figure_only_from_a_single_stated_link() -> None:
     collected = [parse_link("nvlink2"), parse_link("ib-edr")]
     assert expect("all_reduce", [0, 1], Fabric(stated_links=collected[:1]), on_cpu=False) == ExpectedBandwidth(
         "nvlink2", "told", 150
@@ -214,7 +212,7 @@ def test_of_ranks_on_unknown_hosts_only_a_lone_told_link_says_something() -> Non
 
 
 @given(st.text(max_size=20))
-def test_a_link_is_understood_or_refused_in_one_line(text: str) -> None:
+def test_unknown_link_is_a_one_line_error(text: str) -> None:
     name = text.strip().lower()
     if name in BY_NAME:
         assert parse_link(text).link.name == name
@@ -226,7 +224,7 @@ def test_a_link_is_understood_or_refused_in_one_line(text: str) -> None:
 @pytest.mark.parametrize(
     "text", ["ib-ndr:0", "ib-ndr:-1", "ib-ndr:", "ib-ndr:two", "ib-ndr:8:8", "ib-ndr:99999", "nvlink4:8", "nvlink9", ""]
 )
-def test_what_is_no_link_is_refused(text: str) -> None:
+def test_invalid_link_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match=r"link|ports|known"):
         parse_link(text)
 
@@ -238,7 +236,7 @@ def test_what_is_no_link_is_refused(text: str) -> None:
     st.lists(st.sampled_from([link.name for link in LINKS]), max_size=2),
     st.booleans(),
 )
-def test_there_is_a_figure_or_a_reason_and_never_both(
+def test_expected_bandwidth_is_either_a_figure_or_a_reason(
     op: str, hosts: int, ranks_per_host: int, links: list[str], on_cpu: bool
 ) -> None:
     ranks = list(range(hosts * ranks_per_host))
@@ -247,7 +245,7 @@ def test_there_is_a_figure_or_a_reason_and_never_both(
     assert result.bus_gb_s is None or result.bus_gb_s > 0
 
 
-def test_machines_that_share_a_name_are_not_one_host() -> None:
+def test_machines_that_share_a_host_name_are_not_one_host() -> None:
     def infos(local_ranks: list[int | None]) -> dict[int, RankInfo]:
         return {
             rank: RankInfo(

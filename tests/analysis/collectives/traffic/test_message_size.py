@@ -27,7 +27,7 @@ def described(op: str, **more: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("op", "place"), [("send", "Dst Rank"), ("recv", "Src Rank")])
-def test_the_other_end_of_a_message_is_in_the_metadata(tmp_path: Path, op: str, place: str) -> None:
+def test_peer_of_a_message_comes_from_the_metadata(tmp_path: Path, op: str, place: str) -> None:
     (collective,) = collectives(tmp_path, kernel("ncclDevKernel_SendRecv", 0, 9, **described(op, **{place: 6})))
     assert (collective.op, collective.p2p, collective.peer, collective.bytes, collective.group_ranks) == (
         op,
@@ -38,7 +38,7 @@ def test_the_other_end_of_a_message_is_in_the_metadata(tmp_path: Path, op: str, 
     )
 
 
-def test_the_root_is_a_place_in_the_group_that_only_the_call_tells(tmp_path: Path) -> None:
+def test_root_is_a_group_position_recorded_only_in_the_call(tmp_path: Path) -> None:
     broadcast = kernel("ncclDevKernel_Broadcast", 20, 9, **described("broadcast", **{"External id": 5}))
     call = operator("record_param_comms", 0, 9, **described("broadcast", **{"External id": 5, "Rank": 2}))
     assert [row.root for row in collectives(tmp_path, broadcast, call)] == [6]
@@ -57,7 +57,7 @@ def noted(dims: Any, types: Any, op: str = "all_reduce", kernels: int = 1) -> li
     return events
 
 
-def test_recorded_shapes_tell_the_size_where_there_is_no_metadata(tmp_path: Path) -> None:
+def test_recorded_shapes_give_the_size_without_metadata(tmp_path: Path) -> None:
     (collective,) = collectives(tmp_path, *noted([[3, 5], [2]], ["float", "float"]))
     assert (collective.bytes, collective.dtype) == (17 * 4, "float")
     (collective,) = collectives(tmp_path, *noted([[3], [2]], ["c10::BFloat16", "double"]))
@@ -68,15 +68,15 @@ def test_recorded_shapes_tell_the_size_where_there_is_no_metadata(tmp_path: Path
     ("dims", "types"),
     [([], []), ([[3]], []), ([[3]], ["quaternion"]), ([[-3]], ["float"]), ("[3]", ["float"]), ([[[3]]], ["float"]), (None, None)],
 )
-def test_shapes_that_make_no_sense_tell_nothing(tmp_path: Path, dims: Any, types: Any) -> None:
+def test_invalid_shapes_give_no_size(tmp_path: Path, dims: Any, types: Any) -> None:
     assert [row.bytes for row in collectives(tmp_path, *noted(dims, types))] == [None]
 
 
-def test_what_each_rank_puts_into_an_all_gather_is_not_its_size(tmp_path: Path) -> None:
+def test_input_of_each_rank_is_not_the_size_of_an_all_gather(tmp_path: Path) -> None:
     assert [row.bytes for row in collectives(tmp_path, *noted([[8]], ["float"], op="_all_gather_base"))] == [None]
 
 
-def test_of_several_kernels_of_one_call_none_has_its_size(tmp_path: Path) -> None:
+def test_several_kernels_of_one_call_have_no_size(tmp_path: Path) -> None:
     assert [row.bytes for row in collectives(tmp_path, *noted([[8]], ["float"], kernels=2))] == [None, None]
     call = described("allreduce", **{"External id": 5})
     kernels = [kernel("ncclDevKernel_AllReduce", at, 9, **call) for at in (0, 20)]
@@ -85,7 +85,7 @@ def test_of_several_kernels_of_one_call_none_has_its_size(tmp_path: Path) -> Non
     assert [row.bytes for row in collectives(tmp_path, *kernels)] == [2048, 2048]
 
 
-def test_gloo_tells_its_size_where_shapes_were_recorded(tmp_path: Path) -> None:
+def test_gloo_size_comes_from_recorded_shapes(tmp_path: Path) -> None:
     (collective,) = collectives(
         tmp_path,
         operator("c10d::allreduce_", 0, 1),
@@ -95,7 +95,7 @@ def test_gloo_tells_its_size_where_shapes_were_recorded(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.lists(st.integers(1, 50), max_size=3), min_size=1, max_size=3))
-def test_sizes_are_elements_times_bytes(shapes: list[list[int]]) -> None:
+def test_sizes_are_elements_times_element_bytes(shapes: list[list[int]]) -> None:
     elements = 0
     for shape in shapes:
         count = 1
@@ -107,7 +107,7 @@ def test_sizes_are_elements_times_bytes(shapes: list[list[int]]) -> None:
     assert input_size("all_reduce", args) == ("long int", elements * 8)
 
 
-def test_types_have_one_width_however_they_are_spelt() -> None:
+def test_data_types_have_one_width_in_every_spelling() -> None:
     assert [element_bytes(name) for name in ("Float", "float", "BFloat16", "c10::BFloat16", "Float8_e4m3fn", "Long")] == [
         4,
         4,

@@ -28,7 +28,7 @@ def kinds(rows: Sequence[CollectiveRecord], layout: Coordinates | None = None) -
     return {(*PAYLOADS, None)[number] for number in payloads_of(records_of([(0, rows)]), layout or {}).tolist()}
 
 
-def test_exposed_is_what_no_compute_covers() -> None:
+def test_exposed_time_is_not_covered_by_compute() -> None:
     assert exposed_ns(records_of([(0, [operation("all_reduce", 10, 30, compute_spans_us=[(0, 12), (28, 50)])])])).tolist() == [
         16_000
     ]
@@ -51,16 +51,16 @@ def test_exposed_is_what_no_compute_covers() -> None:
         ("broadcast", [0, 4], None),
     ],
 )
-def test_the_dimensions_of_a_group_tell_what_it_carries(op: str, ranks: list[int] | None, kind: Payload | None) -> None:
+def test_group_dimensions_determine_the_payload_kind(op: str, ranks: list[int] | None, kind: Payload | None) -> None:
     assert kinds([operation(op, ranks=ranks)], LAYOUT) == {kind}
 
 
 @pytest.mark.parametrize(("ranks", "kind"), [([0, 8], "stages"), ([0, 2], None)])
-def test_sends_are_between_stages_where_the_layout_says_so(ranks: list[int], kind: Payload | None) -> None:
+def test_payload_of_sends_follows_the_layout(ranks: list[int], kind: Payload | None) -> None:
     assert kinds([operation("send", ranks=ranks)], LAYOUT) == {kind}
 
 
-def test_one_place_along_a_dimension_is_no_parallelism() -> None:
+def test_dimension_of_size_one_is_no_parallelism() -> None:
     layout = {rank: {"dp": rank, "tp": 0} for rank in range(4)}
     assert kinds([operation("all_reduce")], layout) == {"gradients"}
 
@@ -72,18 +72,18 @@ def test_reductions_beside_compute_or_back_to_back_are_gradients() -> None:
     assert kinds(beside) == kinds(queued) == kinds(at_the_end) == {"gradients"}
 
 
-def test_equal_reductions_that_compute_waits_for_are_activations() -> None:
+def test_equal_reductions_that_block_compute_are_activations() -> None:
     assert kinds([operation("all_reduce", 100 * at, 100 * at + 50) for at in range(8)]) == {"activations"}
 
 
-def test_without_a_layout_the_order_tells_sequence_parallelism_from_shards() -> None:
+def test_order_distinguishes_sequence_parallelism_from_shards() -> None:
     turns = ["all_gather_base", "reduce_scatter_base"] * 10
     layers = ["all_gather_base"] * 10 + ["all_gather_base", "reduce_scatter_base"] * 10
     assert kinds([operation(op, 100 * at, 100 * at + 50) for at, op in enumerate(turns)]) == {"activations"}
     assert kinds([operation(op, 100 * at, 100 * at + 50) for at, op in enumerate(layers)]) == {"shards"}
 
 
-def test_shares_are_of_the_exposed_time() -> None:
+def test_payload_shares_are_fractions_of_exposed_time() -> None:
     rows = [
         operation("all_gather_base", 0, 100, compute_spans_us=[(0, 90)]),
         operation("all_reduce", 100, 130),

@@ -26,7 +26,7 @@ def gains(blame: Blame) -> list[tuple[int, int, float]]:
     return list(zip(blame.waits.gain_of.tolist(), blame.waits.gain_by.tolist(), blame.waits.gain_us.tolist(), strict=True))
 
 
-def test_nobody_leaves_a_collective_before_the_last_has_arrived() -> None:
+def test_collective_ended_by_a_rank_before_the_last_arrival_is_unmatched() -> None:
     # Two groups of two over gloo, whose traces do not name the group: ranks 2 and 3 begin when 0 and 1 are done.
     by_rank = {rank: [record(0 if rank < 2 else 9_000, 5_000 if rank < 2 else 20_000, stream=None)] for rank in range(4)}
     matching = match_collectives(by_rank)
@@ -36,7 +36,7 @@ def test_nobody_leaves_a_collective_before_the_last_has_arrived() -> None:
 
 
 @pytest.mark.parametrize("stream", [9, None])
-def test_blame_is_the_same_whatever_the_clocks_say(stream: int | None) -> None:
+def test_blame_does_not_depend_on_clock_offsets(stream: int | None) -> None:
     def run(shift: int) -> Blame:
         late = [record(140 + shift + at, 150 + shift + at, index=number, stream=stream) for number, at in enumerate((0, 200))]
         early = [record(100 + at, 150 + at, index=number, stream=stream) for number, at in enumerate((0, 200))]
@@ -45,7 +45,7 @@ def test_blame_is_the_same_whatever_the_clocks_say(stream: int | None) -> None:
     assert run(0).imposed_us == run(50_000).imposed_us == {0: 0, 1: 80}
 
 
-def test_gloo_arrives_at_the_enqueue_and_not_when_the_worker_starts() -> None:
+def test_gloo_arrives_at_the_enqueue_and_not_at_the_start_of_the_worker() -> None:
     first = record(100, 150, stream=None, start_unix_ns=139_000)
     second = record(120, 150, stream=None, start_unix_ns=121_000)
     assert blame({0: [first], 1: [second]}).imposed_us == {0: 0, 1: 20}
@@ -66,13 +66,13 @@ def test_compute_hides_imposed_wait() -> None:
     assert (blamed.imposed_us[1], blamed.exposed_us[1]) == (90, 40)
 
 
-def test_only_the_time_after_the_second_last_could_be_saved() -> None:
+def test_saving_is_the_time_after_the_second_last_arrival() -> None:
     blamed = blame({0: [record(100, 200)], 1: [record(170, 200)], 2: [record(190, 200)]})
     assert blamed.imposed_us == {0: 0, 1: 0, 2: 90 + 20}
     assert gains(blamed) == [(0, 2, 20)]
 
 
-def test_a_lag_below_the_clock_residual_is_nobodys() -> None:
+def test_lag_below_the_clock_residual_is_charged_to_no_rank() -> None:
     matches = match_collectives({0: [record(100, 200, stream=None)], 1: [record(103, 200, stream=None)]}).matches
     within = assign_blame(matches, Clocks({}, 5_000.0), [0, 1])
     assert (gains(within), within.imposed_us) == ([], {0: 0, 1: 0})
@@ -92,13 +92,13 @@ def late_run(lates: list[int], ranks: int = 4) -> Blame:
     )
 
 
-def test_the_rank_that_is_always_late_is_named() -> None:
+def test_rank_that_is_always_late_is_named() -> None:
     slow = find_late(late_run([2] * 10), window_us=2000)
     assert slow is not None
     assert (slow.ranks, slow.pattern, slow.gain_us) == ([2], "fixed", 400)
 
 
-def test_a_rank_that_is_late_by_turns_is_not() -> None:
+def test_ranks_that_are_late_by_turns_are_not_named() -> None:
     assert find_late(late_run([0, 1, 2, 3] * 4), window_us=2000) is None
 
 
@@ -121,7 +121,7 @@ def both_late(steps: int, ranks: int, late: set[int], *, hidden: bool = False) -
 
 
 @pytest.mark.parametrize(("ranks", "late"), [(4, [1, 2]), (6, [1, 4])])
-def test_two_late_ranks_are_both_named_though_healing_one_saves_nothing(ranks: int, late: list[int]) -> None:
+def test_two_late_ranks_are_named_though_healing_one_saves_nothing(ranks: int, late: list[int]) -> None:
     slow = find_late(both_late(12, ranks, set(late)), window_us=3000)
     assert slow is not None
     assert (sorted(slow.ranks), slow.pattern) == (late, "fixed")
@@ -130,20 +130,20 @@ def test_two_late_ranks_are_both_named_though_healing_one_saves_nothing(ranks: i
     assert slow.p_value <= 0.01
 
 
-def test_two_that_are_late_together_are_not_named_for_nothing() -> None:
+def test_two_late_ranks_without_significant_cost_are_not_named() -> None:
     assert find_late(both_late(12, 6, {1, 4}), window_us=30_000) is None
     assert find_late(both_late(12, 6, {1, 4}, hidden=True), window_us=3000) is None
     assert find_late(both_late(12, 4, {1, 2, 3}), window_us=3000) is None, "most of the ranks are no outliers"
     assert find_late(both_late(1, 6, {1, 4}), window_us=300) is None, "once may be chance"
 
 
-def test_twice_late_may_be_chance_and_is_said_to_be() -> None:
+def test_rank_late_twice_is_a_suspect_and_not_named() -> None:
     blamed = late_run([2, 2], ranks=3)
     assert find_late(blamed, window_us=1000) is None
     assert late_suspect(blamed, window_us=1000) == 2
 
 
-def test_what_costs_next_to_nothing_names_nobody() -> None:
+def test_negligible_cost_names_no_rank() -> None:
     blamed = late_run([2] * 10)
     assert find_late(blamed, window_us=100_000) is None
     assert late_suspect(blamed, window_us=100_000) is None
@@ -153,7 +153,7 @@ arrivals = st.lists(st.lists(st.integers(0, 500), min_size=3, max_size=3), min_s
 
 
 @given(arrivals)
-def test_exposed_is_part_of_imposed_and_the_last_waits_for_nobody(times: list[list[int]]) -> None:
+def test_exposed_wait_is_part_of_imposed_wait_and_the_last_rank_waits_0(times: list[list[int]]) -> None:
     blamed = blame(
         {
             rank: [
@@ -186,7 +186,7 @@ def savings(*arrivals_ms: list[float], steps: list[int] | None = None, computes_
     return Savings(blame, blame.ranks, blame.steps)
 
 
-def test_pauses_at_another_collective_do_not_hide_what_a_rank_costs() -> None:
+def test_pauses_at_another_collective_do_not_hide_the_cost_of_a_rank() -> None:
     """The whole step of rank 1 is as long as that of rank 0, and both delay the others."""
     saved = savings([0, 9, 1, 0], [9, 0, 0, 1])
     assert saved.together([0])[0] / 1000 == pytest.approx(8)
@@ -194,19 +194,19 @@ def test_pauses_at_another_collective_do_not_hide_what_a_rank_costs() -> None:
     assert saved.each()[:, 0].tolist() == pytest.approx([8000, 8000, 0, 0])
 
 
-def test_a_healed_rank_would_still_wait_for_the_next_one() -> None:
+def test_healed_rank_would_still_wait_for_the_next_latest_rank() -> None:
     saved = savings([9, 8, 0, 0])
     assert saved.together([0])[0] / 1000 == pytest.approx(1)
     assert saved.together([1])[0] == 0
     assert saved.together([0, 1])[0] / 1000 == pytest.approx(9)
 
 
-def test_waits_beside_compute_are_no_cost() -> None:
+def test_waits_beside_compute_cost_nothing() -> None:
     assert savings([9, 0, 0], computes_ms=5).together([0])[0] / 1000 == 4
     assert savings([9, 0, 0], computes_ms=20).together([0])[0] == 0
 
 
-def test_savings_are_of_each_step() -> None:
+def test_savings_are_computed_per_step() -> None:
     saved = savings([4, 0, 0], [0, 3, 0], [2, 0, 0], steps=[5, 5, 6])
     assert (saved.together([0]) / 1000).tolist() == pytest.approx([4, 2])
     assert np.allclose(saved.each() / 1000, [[4, 2], [3, 0], [0, 0]])

@@ -132,7 +132,7 @@ LAYOUTS = [(2, 2), (4, 2), (2, 4), (4, 4), pytest.param(8, 8, marks=[pytest.mark
 @pytest.mark.parametrize(("dp", "tp"), LAYOUTS)
 @pytest.mark.parametrize("layer", [0, 5])
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_the_origin_is_charged_and_its_victims_are_not(dp: int, tp: int, layer: int, overlapped: bool) -> None:
+def test_origin_of_a_delay_is_charged_and_its_victims_are_not(dp: int, tp: int, layer: int, overlapped: bool) -> None:
     world = dp * tp
     for culprit in {0, 1, world // 2, world - 1}:
         blame = Hybrid(dp, tp, always(culprit, 6_000, layer), overlapped=overlapped, seed=culprit).blame()
@@ -148,13 +148,13 @@ def test_the_origin_is_charged_and_its_victims_are_not(dp: int, tp: int, layer: 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("overlapped", [False, True])
-def test_without_an_origin_nobody_is_charged_much(overlapped: bool) -> None:
+def test_steps_without_an_origin_name_no_rank(overlapped: bool) -> None:
     for seed in range(8):
         blame = Hybrid(4, 2, overlapped=overlapped, seed=seed).blame()
         assert find_late(blame, 12 * 8 * LAYER_US) is None
 
 
-def test_the_whole_world_pays_for_one_rank_of_one_group() -> None:
+def test_one_rank_of_one_group_is_charged_for_the_waits_of_all_ranks() -> None:
     blame = Hybrid(2, 4, always(5, 6_000, 1), noise=0.0).blame()
     # Three peers of its tensor-parallel group and four others: the delay has reached every rank by each row's second meeting.
     assert blame.imposed_us == {rank: pytest.approx(12 * 7 * 6_000 if rank == 5 else 0) for rank in range(8)}
@@ -163,14 +163,14 @@ def test_the_whole_world_pays_for_one_rank_of_one_group() -> None:
     assert set(blame.pairs.origin.tolist()) == {5}
 
 
-def test_skewed_clocks_change_nothing() -> None:
+def test_skewed_clocks_do_not_change_the_imposed_wait() -> None:
     def imposed(skew: dict[int, int]) -> dict[int, float]:
         return Hybrid(2, 2, always(1, 6_000, 0), skew_us=skew).blame().imposed_us
 
     assert imposed({2: 40_000, 3: -7_000}) == pytest.approx(imposed({}), abs=1)
 
 
-def test_two_origins_in_different_groups_each_pay_their_part() -> None:
+def test_two_origins_in_different_groups_are_each_charged() -> None:
     late = lambda rank, _step, layer: {0: 6_000.0, 7: 9_000.0}.get(rank, 0.0) if layer == 0 else 0.0  # noqa: E731
     blame = Hybrid(4, 2, late).blame()
     worst = sorted(blame.imposed_us, key=lambda rank: -blame.imposed_us[rank])
@@ -178,7 +178,7 @@ def test_two_origins_in_different_groups_each_pay_their_part() -> None:
     assert blame.imposed_us[worst[2]] < 0.1 * blame.imposed_us[0]
 
 
-def test_what_a_victim_adds_itself_is_its_own() -> None:
+def test_additional_delay_by_a_victim_is_charged_to_the_victim() -> None:
     late = lambda rank, _step, layer: {(0, 0): 6_000.0, (1, 3): 4_000.0}.get((rank, layer), 0.0)  # noqa: E731
     blame = Hybrid(2, 2, late, noise=0.0).blame()
     # Rank 0 keeps 1 waiting for 6 ms, and 2 and 3 at the end; rank 1 keeps 0 waiting for 4 ms, and 2 and 3 for 4 more.
@@ -232,7 +232,7 @@ def charged(meetings: Sequence[GroupMeeting], exposed: float | Sequence[float] =
     return collected
 
 
-def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
+def test_recovered_delay_is_not_charged_again() -> None:
     # Rank 0 delays 1 by 30 in their group; 1 meets 2 only 5 late, and leaves with it; then 1 itself is 20 late.
     meetings = [
         GroupMeeting(0, (0, 1), 0, 100, {1: 30}),
@@ -242,25 +242,25 @@ def test_a_delay_that_was_made_up_for_is_not_charged_again() -> None:
     assert charged(meetings) == [{(0, 1): 30}, {(0, 2): 5}, {(1, 2): 20}]
 
 
-def test_a_wait_that_compute_hid_delays_nobody_downstream() -> None:
+def test_wait_hidden_by_compute_delays_no_downstream_rank() -> None:
     meetings = [GroupMeeting(0, (0, 1), 0, 100, {1: 30}), GroupMeeting(0, (1, 2), 1, 200, {2: 30})]
     assert charged(meetings, [0.0, 1.0]) == [{(0, 1): 30}, {(1, 2): 30}]
     assert charged(meetings) == [{(0, 1): 30}, {(0, 2): 30}]
 
 
-def test_a_step_begins_with_nothing_to_carry() -> None:
+def test_delays_are_not_carried_into_the_next_step() -> None:
     meetings = [GroupMeeting(0, (0, 1), 0, 100, {1: 30}), GroupMeeting(1, (1, 2), 1, 200, {2: 30})]
     assert charged(meetings) == [{(0, 1): 30}, {(1, 2): 30}]
 
 
-def test_a_chain_over_many_groups_leads_to_its_origin_and_a_cycle_ends() -> None:
+def test_chain_over_many_groups_leads_to_its_origin_and_cycles_end() -> None:
     chain = [GroupMeeting(0, (at, at + 1), at, 100 * at, {at + 1: 50}) for at in range(3 * MAX_ORIGINS)]
     assert charged(chain) == [{(0, at + 1): 50} for at in range(len(chain))]
     ring = [GroupMeeting(0, tuple(sorted((at % 3, (at + 1) % 3))), at % 3, 100 * at, {(at + 1) % 3: 50}) for at in range(30)]
     assert all(sum(charges.values()) == pytest.approx(50, abs=MAX_ORIGINS) for charges in charged(ring))
 
 
-def test_of_very_many_origins_the_largest_are_carried_on() -> None:
+def test_only_the_largest_of_many_origins_are_carried_on() -> None:
     # Rank 0 waits for many others, each time a little longer, and then delays one more rank by all of that.
     others = range(2, 2 + 3 * MAX_ORIGINS)
     waits = [
@@ -286,7 +286,7 @@ def any_meetings(draw: st.DrawFn) -> list[GroupMeeting]:
 
 
 @given(any_meetings(), st.sampled_from([0.0, 0.3, 1.0]))
-def test_a_wait_is_charged_whole_and_never_to_the_one_that_waits(meetings: list[GroupMeeting], exposed: float) -> None:
+def test_wait_is_charged_completely_and_never_to_the_waiting_rank(meetings: list[GroupMeeting], exposed: float) -> None:
     for meeting, charges in zip(meetings, charged(meetings, exposed), strict=True):
         waited = dict.fromkeys(meeting.waits, 0.0)
         for (origin, victim), ns in charges.items():

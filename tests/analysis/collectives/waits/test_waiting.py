@@ -41,42 +41,42 @@ def test_receivers_wait_for_late_senders_and_senders_for_late_receivers() -> Non
     assert edges(judged(pair(5 * MS, 20 * MS, 30 * MS))[1]) == [(0, 1, 15)]
 
 
-def test_a_sender_whose_message_fitted_into_a_buffer_waited_for_nobody() -> None:
+def test_sender_of_a_buffered_message_does_not_wait() -> None:
     assert edges(judged(pair(5 * MS, 20 * MS, 30 * MS, send_end=6 * MS))[1]) == []
 
 
 @pytest.mark.parametrize("op", ["broadcast", "scatter"])
-def test_the_others_wait_for_a_late_root(op: str) -> None:
+def test_ranks_wait_for_a_late_root(op: str) -> None:
     waits = judged(rooted(op, [20 * MS, 5 * MS, 10 * MS], 30 * MS))[1]
     assert edges(waits) == [(1, 0, 15), (2, 0, 10)]
 
 
 @pytest.mark.parametrize("op", ["broadcast", "scatter"])
-def test_a_late_receiver_holds_up_nobody(op: str) -> None:
+def test_late_receiver_delays_no_rank(op: str) -> None:
     assert edges(judged(rooted(op, [0, 2 * MS, 20 * MS], 30 * MS))[1]) == []
 
 
 @pytest.mark.parametrize("op", ["reduce", "gather"])
-def test_the_root_waits_for_the_last_and_the_others_for_nobody(op: str) -> None:
+def test_only_the_root_of_a_reduction_waits_for_the_last_rank(op: str) -> None:
     waits = judged(rooted(op, [0, 5 * MS, 20 * MS], 30 * MS, gone={1: 6 * MS, 2: 25 * MS}))[1]
     assert edges(waits) == [(0, 2, 20)]
     assert waits.since.tolist() == [5 * MS * 1000]
     assert edges(judged(rooted(op, [20 * MS, 0, 5 * MS], 30 * MS))[1]) == []
 
 
-def test_a_lag_below_what_the_clocks_can_tell_is_not_claimed() -> None:
+def test_lag_below_the_clock_uncertainty_is_no_wait() -> None:
     assert edges(judged(pair(0, 0.9 * MS, 5 * MS))[1]) == []
     sharp = {rank: [record(0, 1), *rows] for rank, rows in pair(10, 60, 100).items()}
     assert edges(judged({rank: numbered(rows) for rank, rows in sharp.items()})[1]) == [(0, 1, 0.05)]
 
 
-def test_ranks_whose_clocks_nothing_compares_are_counted() -> None:
+def test_waits_of_ranks_without_a_common_clock_are_counted() -> None:
     hosts = {0: "a", 1: "b"}
     waits = judged(pair(0, 5 * MS, 9 * MS), hosts=hosts)[1]
     assert (edges(waits), waits.excluded) == ([], {"no_common_clock": 1})
 
 
-def test_a_shift_between_hosts_that_a_collective_shows_changes_nothing() -> None:
+def test_clock_shift_shown_by_a_collective_does_not_change_waits() -> None:
     shift = 500 * MS
     by_rank = {
         0: numbered([record(0, MS), record(5 * MS, 30 * MS, op="send", peer=1)]),
@@ -85,7 +85,7 @@ def test_a_shift_between_hosts_that_a_collective_shows_changes_nothing() -> None
     assert edges(judged(by_rank, hosts={0: "a", 1: "b"})[1]) == [(0, 1, 15)]
 
 
-def test_a_late_root_imposes_its_lateness_and_a_late_sender_nothing() -> None:
+def test_late_root_is_charged_and_a_late_sender_is_not() -> None:
     by_rank = rooted("broadcast", [20 * MS, 5 * MS, 10 * MS], 30 * MS)
     matching, waits = judged(by_rank)
     blame = assign_blame(matching.matches, Clocks(), list(by_rank), waits)
@@ -105,7 +105,7 @@ messages = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3), milliseconds
 
 
 @given(messages, st.permutations(range(4)))
-def test_of_every_planted_message_the_later_side_is_charged_with_the_lag(
+def test_later_side_of_each_message_is_charged_with_the_lag(
     planted: list[tuple[int, int, int, int, int]], names: list[int]
 ) -> None:
     by_rank: dict[int, list[CollectiveRecord]] = {rank: [] for rank in names}
@@ -127,7 +127,7 @@ def test_of_every_planted_message_the_later_side_is_charged_with_the_lag(
 
 
 @given(st.sampled_from(["broadcast", "reduce"]), st.lists(milliseconds, min_size=3, max_size=6), st.data())
-def test_waits_at_a_root_follow_its_rule_for_any_rank_numbers(op: str, arrivals: list[int], data: st.DataObject) -> None:
+def test_waits_at_a_root_are_correct_for_any_rank_numbers(op: str, arrivals: list[int], data: st.DataObject) -> None:
     names = data.draw(st.permutations(range(len(arrivals))))
     end = (max(arrivals) + 5) * MS
     by_rank = {name: [record(at * MS, end, op=op, root=names[0])] for name, at in zip(names, arrivals, strict=True)}
@@ -142,7 +142,7 @@ def test_waits_at_a_root_follow_its_rule_for_any_rank_numbers(op: str, arrivals:
 
 
 @given(st.lists(st.tuples(milliseconds, milliseconds), min_size=1, max_size=6))
-def test_nobody_waits_longer_than_it_was_there(planted: list[tuple[int, int]]) -> None:
+def test_waits_lie_within_the_presence_of_the_waiting_rank(planted: list[tuple[int, int]]) -> None:
     by_rank: ByRank = {0: [], 1: []}
     for number, (send_at, receive_at) in enumerate(planted):
         base = number * 1000
@@ -156,7 +156,7 @@ def test_nobody_waits_longer_than_it_was_there(planted: list[tuple[int, int]]) -
     assert (waits.end <= judged.end_ns[waits.arrival]).all()
 
 
-def test_containers_of_one_kernel_need_no_collective_to_be_compared() -> None:
+def test_containers_with_one_boot_id_share_a_clock() -> None:
     windows = {rank: Reduction(collectives=rows) for rank, rows in pair(0, 5 * MS, 9 * MS).items()}
 
     def waits(*boots: str | None) -> Waits:
