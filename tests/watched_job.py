@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import msgspec
 
-JOB = Path(__file__).parent / "profiler" / "jobs" / "until_told.py"
+JOB = Path(__file__).parent / "profiler" / "jobs" / "trains_until_stopped.py"
 QUICK = (
     "--interval", "500ms", "--fire-after", "2", "--resolve-after", "2",
     "--silent-after", "5s", "--silent-steps", "5", "--least-firing", "1s",

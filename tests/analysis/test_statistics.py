@@ -7,7 +7,7 @@ import math
 import numpy as np
 import pytest
 from numpy.typing import NDArray
-from tests.analysis.compare.made_up_run import lasting_noise
+from tests.analysis.compare.simulated_steps import lasting_noise
 
 from rankscope.analysis.statistics import (
     Estimate,

@@ -267,7 +267,7 @@ def test_killed_watcher_repeats_alerts_with_the_same_message_id(receiver: Webhoo
     killed = repeated = 0
     usual_s = 60.0
     for round_ in range(rounds):
-        run = made_up_run(tmp_path / f"run{round_}")
+        run = simulated_run(tmp_path / f"run{round_}")
         before = len(receiver.ids)
         command = [sys.executable, "-m", "rankscope", "alerts", "watch", str(run), "--once"]
         command += ["--state", str(tmp_path / f"state{round_}"), "--webhook", receiver.url]
@@ -292,7 +292,7 @@ def test_killed_watcher_repeats_alerts_with_the_same_message_id(receiver: Webhoo
     row("watcher killed", rounds=rounds, kills=killed, lost=0, repeated_with_the_same_id=repeated)
 
 
-def made_up_run(path: Path) -> Path:
+def simulated_run(path: Path) -> Path:
     """Write a finished run whose rank 2 is slow, and return its folder."""
     from tests.alerts.conftest import RunOnDisk
 

@@ -43,7 +43,7 @@ HUB_ADDRESS: Final = "198.18.0.1"  # RFC 2544: a network for tests of networks
 EXPORTER_PORT: Final = 9838
 MASTER_PORT: Final = 29500
 PORTS: Final = {"prometheus": 9090, "alertmanager": 9093, "watcher": 9098, "receiver": 9099, "dashboard": 8050}
-JOB: Final = Path(__file__).parent.parent / "profiler" / "jobs" / "until_told.py"
+JOB: Final = Path(__file__).parent.parent / "profiler" / "jobs" / "trains_until_stopped.py"
 START_S: Final = 240.0
 _CLONE_NEWNET: Final = 0x40000000
 

@@ -156,7 +156,7 @@ def test_unsynchronised_garbage_collections_are_a_rotating_gc_straggler(torch_ra
     assert (verdict.pattern, verdict.cause) == ("rotating", "gc"), verdict.summary
 
 
-NCCL_JOB = Path(__file__).parent / "jobs" / "plays_nccl.py"
+NCCL_JOB = Path(__file__).parent / "jobs" / "simulated_nccl.py"
 
 
 RANKS = 3

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.compare.made_up_run import lasting_noise
+from tests.analysis.compare.simulated_steps import lasting_noise
 
 from rankscope.analysis.compare import outcomes
 from rankscope.analysis.compare.outcomes import both_statistics, outcome

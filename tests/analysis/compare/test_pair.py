@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.compare.made_up_run import MadeUp, quantity
+from tests.analysis.compare.simulated_steps import MadeUp, quantity
 
 from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import Comparison, Quantity, RankShift

@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.analysis.compare.made_up_run import MadeUp
+from tests.analysis.compare.simulated_steps import MadeUp
 
 from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import CompareResult, Side

@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import numpy as np
 import pytest
-from tests.analysis.compare.made_up_run import quantity
+from tests.analysis.compare.simulated_steps import quantity
 from tests.step_files import add_rows, load, rows_of, save, steps_file
 
 from rankscope.analysis.compare.compare_result import CompareResult

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.compare.made_up_run import MadeUp
+from tests.analysis.compare.simulated_steps import MadeUp
 
 from rankscope.analysis.compare.comparable_steps import comparable_steps
 from rankscope.analysis.compare.compare_result import Scaling

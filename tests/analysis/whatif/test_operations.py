@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.analysis.whatif.made_operations import Columns, Took, alike, job, write
+from tests.analysis.whatif.simulated_operations import Columns, Took, alike, job, write
 
 from rankscope.analysis.whatif import graph
 from rankscope.analysis.whatif.operations_answer import play_operations

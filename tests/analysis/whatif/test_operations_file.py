@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
-from tests.analysis.whatif.made_operations import Columns, alike, job, write
+from tests.analysis.whatif.simulated_operations import Columns, alike, job, write
 
 from rankscope.analysis.whatif import operations_file, traced_operations
 from rankscope.analysis.whatif.whatif_of_paths import whatif

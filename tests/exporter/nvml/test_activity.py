@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
-from tests.exporter.nvml.asked_gpu import AskedGpu, opened, sample_of
+from tests.exporter.nvml.gpu_process import AskedGpu, opened, sample_of
 
 NOT_ADJACENT, TOO_CLOSE = "gpm pair not adjacent", "gpm pair too close"
 GPM = frozenset({"gpu", "gpm", "pcie"})

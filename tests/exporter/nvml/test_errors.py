@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import ALL_LINKS, FakeDriver, State, a100_state, build_library, gb200_state, gpu_state, h100_state
-from tests.exporter.nvml.asked_gpu import ALL, AskedGpu, DownError, asking, opened, sample_of
+from tests.exporter.nvml.gpu_process import ALL, AskedGpu, DownError, asking, opened, sample_of
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import FakeDriver, build_library, h100_state
-from tests.exporter.nvml.asked_gpu import Sample, opened, sample_of
+from tests.exporter.nvml.gpu_process import Sample, opened, sample_of
 
 from rankscope.exporter.nvml import processes
 from rankscope.exporter.nvml.gpu import load_nvml

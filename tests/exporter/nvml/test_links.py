@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import ALL_LINKS, NVLINK5_ERRORS, FakeDriver, build_library, gb200_state, h100_state
-from tests.exporter.nvml.asked_gpu import opened, sample_of
+from tests.exporter.nvml.gpu_process import opened, sample_of
 
 NVLINK = frozenset({"gpu", "nvlink", "nvlink_link"})
 

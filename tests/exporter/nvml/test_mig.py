@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import GIB, MIB, NO_PROCESS, FakeDriver, a100_state, build_library, h100_state, mig_state, uuid_of
-from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
+from tests.exporter.nvml.gpu_process import ALL, Sample, opened, sample_of
 
 SEVEN = [(1, "1g.10gb")] * 7
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from tests.exporter.fake_driver import MIB, NO_PROCESS, FakeDriver, a100_state, build_library, gpu_state, h100_state, uuid_of
-from tests.exporter.nvml.asked_gpu import ALL, Sample, opened, sample_of
+from tests.exporter.nvml.gpu_process import ALL, Sample, opened, sample_of
 
 from rankscope.exporter.catalogue import BY_NAME, CATALOGUE, COLLECTORS
 

@@ -26,7 +26,7 @@ from rankscope.runs.paths import attempt_dir, rank_dir, reports_dir
 from rankscope.runs.reader import RunReader
 from rankscope.runs.records import DeviceKind, StepRecord
 
-JOB = Path(__file__).parents[1] / "jobs" / "until_told.py"
+JOB = Path(__file__).parents[1] / "jobs" / "trains_until_stopped.py"
 RANKS = (0, 1)
 
 

@@ -21,7 +21,7 @@ def test_public_repository_url_is_a_placeholder_in_known_files_only() -> None:
     urls = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["urls"]
     assert all(PLACEHOLDER in url for url in urls.values())
     tracked = subprocess.run(["git", "grep", "-lF", PLACEHOLDER], cwd=ROOT, capture_output=True, text=True, check=False).stdout
-    assert set(tracked.split()) <= {".github/CODEOWNERS", "pyproject.toml", "tests/cli/test_house.py"}
+    assert set(tracked.split()) <= {".github/CODEOWNERS", "pyproject.toml", "tests/cli/test_project_files.py"}
 
 
 def test_contributing_guide_is_short() -> None:
