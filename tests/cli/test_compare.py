@@ -94,7 +94,7 @@ def test_the_text_says_what_changed_and_where(cli: Cli, runs: dict[str, Path]) -
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["base"], "nothing to compare it with"),
+        (["base"], "cannot be compared"),
         (["base", "slow", "--at", "5"], "--at divides one run"),
         (["base", "wide", "--fail-on", "worse"], "--fail-on is for runs of one world size"),
         (["base", "slow", "--fail-on", "ugly"], "'ugly' is not one of"),
