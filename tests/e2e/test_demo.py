@@ -58,7 +58,8 @@ def test_the_demo_refuses_an_unknown_fault_and_an_existing_folder(cli_process: C
 def test_a_demo_whose_run_cannot_be_recorded_reports_every_part(cli_process: Cli, tmp_path: Path) -> None:
     # Given a file in the place of the parent folder
     (tmp_path / "file").touch()
-    demo = cli_process("demo", "--once", "--format", "json", "--run-dir", tmp_path / "file" / "run")
+    environment = {"TMPDIR": str(tmp_path)}  # a demo that fails keeps its logs there
+    demo = cli_process("demo", "--once", "--format", "json", "--run-dir", tmp_path / "file" / "run", env=environment)
     assert demo.returncode == 1
     parts = {part["name"]: part["ok"] for part in json.loads(demo.stdout)["parts"]}
     assert list(parts) == PARTS
