@@ -62,7 +62,7 @@ def test_text_names_what_changed_and_the_phase(cli: Cli, runs: dict[str, Path]) 
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["base"], "nothing to compare it with"),
+        (["base"], "cannot be compared"),
         (["base", "slow", "--at", "5"], "--at divides one run"),
         (["base", "wide", "--fail-on", "worse"], "--fail-on is for runs of one world size"),
         (["base", "slow", "--fail-on", "ugly"], "'ugly' is not one of"),

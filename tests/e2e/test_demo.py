@@ -59,7 +59,8 @@ def test_demo_refuses_an_unknown_fault_or_an_existing_folder(cli_process: Cli, t
 def test_demo_that_cannot_record_reports_every_part(cli_process: Cli, tmp_path: Path) -> None:
     # Given a file in the place of the parent folder
     (tmp_path / "file").touch()
-    demo = cli_process("demo", "--once", "--format", "json", "--run-dir", tmp_path / "file" / "run")
+    environment = {"TMPDIR": str(tmp_path)}  # a demo that fails keeps its logs there
+    demo = cli_process("demo", "--once", "--format", "json", "--run-dir", tmp_path / "file" / "run", env=environment)
     assert demo.returncode == 1
     parts = {part["name"]: part["ok"] for part in json.loads(demo.stdout)["parts"]}
     assert list(parts) == PARTS
