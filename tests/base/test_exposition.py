@@ -122,6 +122,7 @@ _SERIES = st.lists(st.tuples(st.sampled_from("ab"), st.sampled_from("xyz"), st.i
 
 
 @given(st.lists(_SERIES, max_size=6))
+@example([[("m", "a", 1)], [("m", "a", 2)]])
 def test_cached_points_render_the_same_page_as_new_points(pages: list[list[tuple[str, str, int]]]) -> None:
     def point_of(value: tuple[str, str, int]) -> Point:
         metric, label, number_ = value
