@@ -76,7 +76,8 @@ def test_late_host_is_late_in_its_annotated_phase(tmp_path: Path) -> None:
 
 
 def test_checkpoint_of_one_rank_is_between_steps_with_its_advice(tmp_path: Path) -> None:
-    verdict = of_traces(tmp_path, "ddp", "checkpoint of one rank")[0].verdict
+    # Three checkpoints, as in 12 steps, fall on the same of 8 ranks by chance one time in 64.
+    verdict = of_traces(tmp_path, "ddp", "checkpoint of one rank", steps=16)[0].verdict
     assert (verdict.pattern, verdict.cause, verdict.phase) == ("intermittent", "checkpoint", "between_steps"), verdict.summary
     assert "async_save" in verdict.next[0]
 

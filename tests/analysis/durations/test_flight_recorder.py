@@ -212,6 +212,28 @@ def test_dump_of_too_few_steps_is_insufficient_data(tmp_path: Path) -> None:
     assert "TORCH_FR_BUFFER_SIZE" in verdict.summary
 
 
+@pytest.mark.parametrize(
+    ("steps", "constant", "ranks", "advice"),
+    [
+        (3, False, None, "more steps"),
+        (4, False, None, "more steps"),
+        (40, True, None, "record a run"),
+        (40, False, [2], "all ranks"),
+        (40, True, [0, 1, 2], "all ranks"),
+    ],
+)
+def test_advice_of_dumps_asks_for_all_ranks_only_if_some_are_missing(
+    tmp_path: Path, steps: int, constant: bool, ranks: list[int] | None, advice: str
+) -> None:
+    job = Job(always(-1, 0.0), dp=2, tp=2, steps=steps, layers=300 if steps == 3 else 8)
+    for entry in (entry for row in job.entries for entry in row if constant):
+        entry["time_created_ns"] = 1_700_000_000_000_000_000
+    verdict = analyze([job.write(tmp_path / "dumps", ranks=ranks)]).verdict
+    assert verdict.kind == "insufficient_data"
+    words = " ".join(verdict.next).lower()
+    assert next(word for word in ("more steps", "all ranks", "record a run") if word in words) == advice, words
+
+
 @pytest.mark.parametrize("steps", [4, 7])
 def test_balanced_verdict_needs_enough_steps(tmp_path: Path, steps: int) -> None:
     verdict = analyze([Job(always(-1, 0.0), steps=steps).write(tmp_path / "dumps")]).verdict

@@ -104,6 +104,18 @@ def test_spikes_of_random_ranks_accuse_no_rank() -> None:
     assert accused / runs <= 0.02, f"{accused} of {runs}"
 
 
+@pytest.mark.parametrize(("ranks", "pauses", "excluded"), [(8, 2, False), (8, 3, False), (8, 6, True), (3, 4, False)])
+def test_pauses_too_few_to_exclude_chance_name_no_rank(ranks: int, pauses: int, excluded: bool) -> None:
+    """By chance all fall on the same of 8 ranks one time in 8 if there are two, and one time in 64 if there are three."""
+    named = 0
+    for seed in range(12):
+        own = noisy(seed, ranks, 12, scatter=0.01, bias=0.0)
+        own[1, np.random.default_rng(seed).choice(12, pauses, replace=False)] += 150_000
+        slow = found(own)
+        named += slow is not None and slow.ranks == [1]
+    assert named == (12 if excluded else 0)
+
+
 @pytest.mark.parametrize(("ranks", "slow"), [(4, [0, 2]), (5, [1, 4]), (6, [0, 1, 2]), (8, [1, 2, 5, 7])])
 @pytest.mark.parametrize("lasts", [1, 6])
 def test_half_of_the_ranks_may_be_slow_and_are_all_named(ranks: int, slow: list[int], lasts: int) -> None:

@@ -289,5 +289,5 @@ def _unmatched(traces: Sequence[RankTrace], world_size: int | None) -> MissingEv
     elif not any(trace.quality.device_events or trace.reduction.collectives for trace in traces):
         missing, lack_kind = "the traces show no device and no collective, only what the hosts did", "no_activity"
     else:
-        missing = "no collective could be matched across the ranks"
+        missing, lack_kind = "no collective could be matched across the ranks", "all_ranks_given"
     return MissingEvidence(missing, lack_kind, lead="On the ranks at hand " if len(traces) > 1 else "On this rank ")

@@ -401,5 +401,6 @@ TABLE: Final[tuple[AdviceRow, ...]] = (
         reason="several_jobs",
     ),
     for_verdict("insufficient_data", "Repeat with more steps, or record a run: {record}", reason="short_recording"),
+    for_verdict("insufficient_data", "Record a run, which shows how long each rank waits: {record}", reason="all_ranks_given"),
     for_verdict("insufficient_data", "Analyse the traces of all ranks together, or record a run: {record}"),
 )

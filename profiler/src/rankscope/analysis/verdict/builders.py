@@ -61,7 +61,7 @@ class Setting:
 
 _LackOfTraces = Literal["torn_trace", "no_communication", "unknown_ranks", "several_jobs"]
 _LackOfRun = Literal["few_steps", "few_ranks", "few_windows", "one_rank_per_stage", "steps_apart", "unseen_groups"]
-Lack = _LackOfRun | Literal["short_capture", "short_recording"] | _LackOfTraces | Problem
+Lack = _LackOfRun | Literal["short_capture", "short_recording", "all_ranks_given"] | _LackOfTraces | Problem
 """Reason for insufficient data."""
 
 

@@ -114,7 +114,7 @@ def duration_case(
     blame = evidence.matched.blame
     case = Case(setting, shares or {})
     if (missing := _useless(evidence) or _untested(evidence)) is not None:
-        return replace(case, missing=MissingEvidence(missing))
+        return replace(case, missing=_advised(missing, evidence, setting))
     # Where most communication is of ranks that cannot be matched, the time outside of communication shows who is late.
     by_own_times = (evidence.is_pipeline or (evidence.explained or 0.0) < _MOST) and are_tested(evidence.own)
 
@@ -133,14 +133,21 @@ def duration_case(
     return with_judgement(
         replace(
             case,
-            doubt=None if doubt is None else MissingEvidence(doubt),
-            unproven=None if unproven is None else MissingEvidence(unproven),
+            doubt=None if doubt is None else _advised(MissingEvidence(doubt), evidence, setting),
+            unproven=None if unproven is None else _advised(unproven, evidence, setting),
             calm=f"{case.calm}{restriction}",
         ),
         judgement,
         lambda straggler: explain(_diagnosis(straggler, evidence, setting, signals_of)),
         more=MissingEvidence("repeat with more steps", "short_recording"),
     )
+
+
+def _advised(missing: MissingEvidence, evidence: DurationEvidence, setting: Setting) -> MissingEvidence:
+    """Return what is missing with the kind of lack that selects the advice: more ranks help only where some are missing."""
+    if missing.lack is not None or len(evidence.matched.blame.ranks) < max(2, setting.world_size):
+        return missing
+    return replace(missing, lack="all_ranks_given")
 
 
 def _diagnosis(
@@ -207,73 +214,82 @@ def _delay_us(evidence: DurationEvidence) -> float:
     return max(evidence.matched.blame.wait_us.values()) if evidence.matched.matching.matches else float("inf")
 
 
-def _useless(evidence: DurationEvidence) -> str | None:
+def _useless(evidence: DurationEvidence) -> MissingEvidence | None:
     """Return why the durations show for no rank whether it is late; ``None`` where they may."""
     if len(evidence.matched.blame.ranks) < 2:
         words = evidence.source
-        return f"the {words.one} of one rank cannot show which rank waits for which; give the {words.many} of all ranks"
+        return MissingEvidence(
+            f"the {words.one} of one rank cannot show which rank waits for which; give the {words.many} of all ranks"
+        )
     if not evidence.matched.matching.matches:
-        return "no collective could be matched across the ranks"
+        return MissingEvidence("no collective could be matched across the ranks")
     alone = [rank for rank in evidence.matched.blame.ranks if rank not in evidence.unmatched_us]
     if alone and not evidence.source.is_exact:
-        return (
+        return MissingEvidence(
             f"{ranks_text(alone)} {'has' if len(alone) == 1 else 'have'} no collective in the steps of the others; ranks that "
             "meet in sends and receives only, as the stages of a pipeline, are judged where verbose logs of NCCL 2.30 or later "
             "have all of these, and each stage has several ranks"
         )
     if evidence.step_us <= 0:
-        return "the times at which operations were issued make no sense, so the length of a step is not known"
+        return MissingEvidence("the times at which operations were issued make no sense, so the length of a step is not known")
     if evidence.step_count is None and evidence.overlapping:
-        return (
+        return MissingEvidence(
             f"the {evidence.source.many} hold fewer than {REPEATS} steps, or no two are alike, and beside compute one delay "
-            f"shows at many collectives of a step; {evidence.source.more_steps}"
+            f"shows at many collectives of a step; {evidence.source.more_steps}",
+            "short_recording",
         )
     return None
 
 
-def _untested(evidence: DurationEvidence) -> str | None:
+def _untested(evidence: DurationEvidence) -> MissingEvidence | None:
     """Return why ranks of a pipeline that only own times can judge are not judged; ``None`` where they are."""
     if not evidence.is_pipeline or are_tested(evidence.own):
         return None
-    return (
+    return MissingEvidence(
         "the own times of some ranks of the pipeline are not known, or of too few steps, and at collectives ranks may be late "
-        f"for ranks of another stage, to which they send and from which they receive; {evidence.source.more_steps}"
+        f"for ranks of another stage, to which they send and from which they receive; {evidence.source.more_steps}",
+        "short_recording",
     )
 
 
-def _nobody_unclear(evidence: DurationEvidence) -> str | None:
+def _nobody_unclear(evidence: DurationEvidence) -> MissingEvidence | None:
     """Return why the durations do not prove that no rank is late; ``None`` where they do."""
     if evidence.gathers and (late := find_late(evidence.matched.blame, evidence.window_us / _HIDDEN)) is not None:
         least = format_duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))
-        return (
+        return MissingEvidence(
             f"{ranks_were(late.ranks)} last at collectives beside compute, by at least {least} per step, but durations do not "
             f"show how much more of the waiting there delays the others; {evidence.source.more_evidence}, or trace some steps"
         )
     if (explained := evidence.explained or 0.0) < _MOST:
-        return f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
+        return MissingEvidence(
+            f"no rank is last at the matched collectives, but these are {explained:.0%} of the communication. {_IN_THE_REST}"
+        )
     if evidence.step_count is None or evidence.step_count < ENOUGH_STEPS:
         steps_text = "steps are not known" if evidence.step_count is None else f"there are {counted(evidence.step_count, 'step')}"
-        return f"no rank is last beyond chance, but {steps_text}; {ENOUGH_STEPS} or more are needed to say that no rank is late"
+        return MissingEvidence(
+            f"no rank is last beyond chance, but {steps_text}; {ENOUGH_STEPS} or more are needed to say that no rank is late",
+            "short_recording",
+        )
     blame = evidence.matched.blame
     waiting = sum(blame.exposed_us.values()) / len(blame.ranks) / evidence.window_us
     if waiting >= MOST_WAITING:
-        return (
+        return MissingEvidence(
             f"no rank is last beyond chance, yet ranks wait for each other at least {waiting:.0%} of the time, for different "
             f"ones; {evidence.source.more_evidence}, or trace some steps"
         )
     return _left_out(evidence, evidence.step_count)
 
 
-def _left_out(evidence: DurationEvidence, steps: int) -> str | None:
+def _left_out(evidence: DurationEvidence, steps: int) -> MissingEvidence | None:
     """Return what the source leaves out that may hide a late rank; ``None`` where there is nothing."""
     if not evidence.source.is_exact and evidence.waiting > _MUCH:
-        return (
+        return MissingEvidence(
             f"ranks wait for each other {evidence.waiting:.0%} of the time, but the {evidence.source.many} do not show for "
             f"which of them; {evidence.source.more_order}"
         )
     rank = max(evidence.hidden, key=lambda each: evidence.hidden[each], default=None)
     if rank is not None and 2 * evidence.hidden[rank] >= steps:
-        return (
+        return MissingEvidence(
             f"no rank is last at the matched collectives, but {counted(evidence.hidden[rank], 'collective')} of rank {rank} "
             f"{'is' if evidence.hidden[rank] == 1 else 'are'} not in the {evidence.source.many}, and ranks may wait there"
         )

@@ -12,8 +12,11 @@ from numpy.typing import NDArray
 from rankscope.analysis.evidence.compared import OwnTimes
 from rankscope.analysis.evidence.step_table.steps import Stored
 from rankscope.analysis.inference.judging.excess import Measure, excess, mean_excess
+from rankscope.analysis.inference.judging.healing import far_steps
 from rankscope.analysis.inference.judging.significance import (
     LIMIT,
+    UNCLEAR,
+    attainable_p,
     block_sums,
     gap_p_value,
     number_of_tests,
@@ -65,14 +68,38 @@ def ranks_ahead(
             (1, lambda sums=sums, first=int(order[0]), other_sums=other_sums: p_value(sums, first, other_sums)),  # type: ignore[misc]
         ]
         for count, chance in tests:
-            outliers = Outliers(
-                [int(row) for row in candidates[order[:count]]], min(1.0, number_of_tests(len(candidates)) * chance()), measure
-            )
+            rows = [int(row) for row in candidates[order[:count]]]
+            p = min(1.0, number_of_tests(len(candidates)) * chance())
+            if p <= LIMIT:
+                p = max(p, _chance_of_few_steps(own, rows, candidates[order[count:]], measure))
+            outliers = Outliers(rows, p, measure)
             if outliers.p_value <= LIMIT:
                 return outliers
             if best is None or outliers.p_value < best.p_value:
                 best = outliers
     return best
+
+
+def _chance_of_few_steps(own: Stored, rows: Sequence[int], others: NDArray[np.intp], measure: Measure) -> float:
+    """Return the chance that the few steps in which a rank is slow all fall on the same rank; 0 where it is slow in most steps.
+
+    Permutations alone say less: where a rank pauses twice, the noise in its other steps, however small, decides which of them
+    reach its total. Of several ``rows``, the one that is slow most rarely counts. The result is at most ``UNCLEAR``: what
+    permutations exclude remains a suspicion.
+    """
+    usual = np.median(own[others[:: -(-len(others) // _SAMPLED)]], axis=0)
+    slow_steps = min((far_steps(np.minimum(own[row] - usual, measure.at_most)) for row in rows), key=np.count_nonzero)
+    if slow_steps.mean() >= _MOST_STEPS:
+        return 0.0
+    ranks = len(rows) + len(others)
+    return min(UNCLEAR, number_of_tests(ranks) * attainable_p(int(slow_steps.sum()), ranks))
+
+
+_MOST_STEPS: Final = 0.75
+"""Share of the steps from which a rank is slow in all of them but for noise."""
+
+_SAMPLED: Final = 64
+"""Number of ranks, at most, whose median is the usual own time of a step."""
 
 
 def by_chance_elsewhere(times: OwnTimes, slow: SlowRanks, others: Sequence[OwnTimes]) -> float:
