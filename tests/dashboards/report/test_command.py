@@ -92,8 +92,8 @@ def test_an_unwritable_folder_is_an_error_before_the_analysis(
 ) -> None:
     run, cache, locked = write_run(tmp_path / "run"), tmp_path / "cache", tmp_path / "locked"
     locked.mkdir(mode=0o500)
-    command = [*without_privilege, sys.executable, "-m", "rankscope", "report", run, "-o", locked / "a.html", "--cache", cache]
-    line = one_line_error(subprocess.run(command, capture_output=True, text=True, check=False))
+    report = [sys.executable, "-m", "rankscope", "report", str(run), "-o", str(locked / "a.html"), "--cache", str(cache)]
+    line = one_line_error(subprocess.run([*without_privilege, *report], capture_output=True, text=True, check=False))
     assert str(locked) in line
     assert not cache.exists(), "the run was analysed all the same"
 
