@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankscope.base.text import ranges_text, share_bound
+from rankscope.base.text import ranges_text, sentence_case, share_bound
 
 
 @pytest.mark.parametrize(
@@ -36,3 +36,21 @@ def test_bounds_of_a_share_are_rounded_outwards(share: float, lower: str, upper:
 )
 def test_rank_numbers_are_abbreviated_to_ranges(numbers: list[int], text: str) -> None:
     assert ranges_text(numbers) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("rank 0 killed", "Rank 0 killed"),
+        ("own: data loading", "Own: data loading"),
+        ("what-if: simulating combinations", "What-if: simulating combinations"),
+        ("it ended. later", "It ended. later"),
+        ("rank-0.json: damaged", "rank-0.json: damaged"),
+        ("torch.profiler ran", "torch.profiler ran"),
+        ("p50 of the steps", "p50 of the steps"),
+        ("GPUs", "GPUs"),
+        ("", ""),
+    ],
+)
+def test_sentences_begin_with_a_capital_letter_names_do_not(text: str, expected: str) -> None:
+    assert sentence_case(text) == expected

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import os
 import re
 import signal
@@ -309,4 +310,13 @@ def test_port_in_use_is_a_one_line_error(cli: Cli) -> None:
         busy.bind(("127.0.0.1", 0))
         busy.listen()
         completed = cli("alerts", "serve", "--listen", f"127.0.0.1:{busy.getsockname()[1]}")
-    assert os.strerror(98) in one_line_error(completed)
+    assert os.strerror(errno.EADDRINUSE) in one_line_error(completed)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "number"), [("no/deliveries", errno.ENOENT), ("fifo", errno.ENXIO)])
+def test_an_unwritable_out_ends_the_start(cli_process: Cli, tmp_path: Path, name: str, number: int) -> None:
+    os.mkfifo(tmp_path / "fifo")
+    line = one_line_error(cli_process("alerts", "serve", "--listen", "127.0.0.1:0", "--out", tmp_path / name))
+    assert str(tmp_path / name) in line
+    assert os.strerror(number) in line

@@ -93,7 +93,12 @@ def test_alert_of_simulated_gpus_is_marked_simulated() -> None:
         ("work_excess", 0.0, "ratio", ("work excess", "0%")),
         ("p_value", 0.0004998, "probability", ("p =", "0.0005")),
         ("steps_judged", 1_048.0, "steps", ("steps judged", "1,048")),
-        ("temperature", 88.04, "celsius", ("temperature", "88.04 celsius")),
+        ("temperature", 88.04, "celsius", ("temperature", "88 celsius")),
+        ("power", 1_012.4, "watts", ("power", "1,012 watts")),
+        ("hardware.sm_clock", 1.98e9, "hertz", ("hardware sm clock", "1,980 MHz")),
+        ("sequence", 123_456.0, "number", ("sequence", "123,456")),
+        ("slowdown", 2.0684, "x", ("slowdown", "2.07x")),
+        ("gpu_hours_lost", 0.0026341, "GPU-hours", ("gpu hours lost", "0.00263 GPU-hours")),
     ],
 )
 def test_evidence_is_formatted_in_readable_units(name: str, value: float, unit: str, expected: tuple[str, str]) -> None:

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
 
 import pytest
 from tests.dashboards.alert_records import SECOND, alert
-from tests.dashboards.blocks import draw, notes, run_of, write
+from tests.dashboards.blocks import draw, notes, page_links, run_of, write
 from tests.dashboards.recorded_run import START_NS
 
 from rankscope.dashboards.alerts.figures import NONE, alert_counts, alert_times, row_label
 from rankscope.dashboards.alerts.record import CollectedAlerts
-from rankscope.dashboards.alerts.view import VIEW
+from rankscope.dashboards.alerts.view import VIEW, alert_article
 from rankscope.dashboards.charts.palette import PALETTES
 from rankscope.dashboards.data.run_data import RunData
+from rankscope.dashboards.model.page import Details, walk
 from rankscope.dashboards.model.state import PageState
 from rankscope.dashboards.words.units import time_zone
 
@@ -111,3 +113,12 @@ def test_daily_bars_use_the_time_zone_of_the_axis() -> None:
     (bar,) = [bar for bar in figure.data if len(bar.x)]
     assert list(zip(bar.x, bar.y, strict=True)) == [("2026-06-01 12:00:00", 3), ("2026-06-21 12:00:00", 1)]
     assert "America/New_York, UTC-04:00" in figure.layout.xaxis.title.text
+
+
+def test_labels_in_an_alert_differ_in_more_than_a_verb() -> None:
+    article = alert_article(replace(alert(), description="Its data loader is slow.", evidence="/run/run-1"))
+    labels = [block.summary for block in walk([article]) if isinstance(block, Details)]
+    labels += [link.text for link in page_links([article])]
+    assert len(labels) >= 3
+    words = [set(label.lower().split()) for label in labels]
+    assert all(first.isdisjoint(second) for at, first in enumerate(words) for second in words[:at])

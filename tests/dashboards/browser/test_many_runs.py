@@ -175,6 +175,20 @@ def test_run_table_can_be_operated_and_left_by_keyboard(site: str, opened: Opene
         view_drawn(page)
 
 
+def test_health_is_in_view_beside_simulated_runs(site: str, opened: Opened) -> None:
+    with opened(site, viewport={"width": 1280, "height": 900}) as page:
+        grid = page.get_by_role("grid")
+        expect(grid).to_contain_text("Simulated")
+        sides = "one => [one.getBoundingClientRect().right, one.closest('[role=grid]').getBoundingClientRect().right]"
+        right, edge = grid.get_by_role("columnheader", name="Health").evaluate(sides)
+        assert right <= edge
+        outside = """badges => badges.filter(one => {
+            const [badge, row] = [one, one.closest('[role=row]')].map(part => part.getBoundingClientRect());
+            return badge.top < row.top || badge.bottom > row.bottom;
+        }).length"""
+        assert grid.locator(".badge").evaluate_all(outside) == 0, "both badges are whole"
+
+
 def test_hostile_run_names_are_inert_on_a_narrow_screen(site: str, opened: Opened) -> None:
     with opened(site, viewport={"width": 360, "height": 740}) as page:
         page.on("dialog", lambda dialog: pytest.fail(dialog.message))

@@ -235,10 +235,17 @@ test("a page whose early request failed is asked for again", async () => {
   assert.equal(asked.length, 2);
 });
 
-test("what draws figures runs only once a figure awaits it", async () => {
-  const { window, appended } = opening([response(200, {})]);
+test("what draws figures is loaded early only by a page with a figure, and runs only once it is awaited", async () => {
+  const part = (type, children) => ({ type, props: { children } });
+  const text = [part("P", "no figure"), part("Div", null), null];
+  const without = opening([response(200, { content: text })]);
+  assert.equal((await without.window.rankscopePage.first.answer).content.length, text.length);
+  assert.deepEqual(without.appended, []);
+
+  const { window, appended } = opening([response(200, { content: part("Div", [...text, part("Figure", part("Graph"))]) })]);
+  await until(() => appended.length > 0);
   assert.deepEqual([appended[0].rel, appended[0].href], ["preload", "/plotly.js"]);
-  assert.ok(appended.every((part) => part.rel === "preload"));
+  assert.ok(appended.every((loading) => loading.rel === "preload"));
   const ordered = [];
   window.rankscopeDrawing = { order: (plotly) => ordered.push(plotly) };
   const drawing = Promise.all([window.Plotly, window.Plotly]);

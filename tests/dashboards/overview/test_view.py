@@ -137,14 +137,14 @@ def test_warnings_and_unknown_values_are_shown(memory_runs: Any, analysis: Analy
     )
     memory_runs.put(vague, table)
     output = run_text(memory_runs, VIEW)
-    assert "rank 3 was killed" in output
+    assert "Rank 3 was killed" in output
     assert output.count(" not known ") >= 4, "confidence, slowdown, GPU time and coverage"
     assert "USD" not in output
 
 
 def test_ranks_with_disabled_recorder_are_shown(memory_runs: Any) -> None:
     memory_runs.summaries["run-1"] = replace(memory_runs.summaries["run-1"], unrecorded="rank 2")
-    assert "recorder off: rank 2" in run_text(memory_runs, VIEW)
+    assert "Recorder off: rank 2" in run_text(memory_runs, VIEW)
 
 
 def test_evidence_is_shown_in_readable_units(memory_runs: Any) -> None:

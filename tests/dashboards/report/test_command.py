@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import re
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.command_line import one_line_error
 from tests.full_disk import disk_with_room_for
 
 from rankscope.dashboards.model.drawn import DrawnFigure
@@ -82,6 +84,18 @@ def test_invalid_input_or_options_are_an_error_without_a_file(
     assert "Traceback" not in completed.stderr
     assert status == 2 or len(completed.stderr.splitlines()) == 1
     assert not (tmp_path / "a.html").exists()
+
+
+@pytest.mark.slow
+def test_an_unwritable_folder_is_an_error_before_the_analysis(
+    tmp_path: Path, write_run: Callable[..., Path], without_privilege: list[str]
+) -> None:
+    run, cache, locked = write_run(tmp_path / "run"), tmp_path / "cache", tmp_path / "locked"
+    locked.mkdir(mode=0o500)
+    report = [sys.executable, "-m", "rankscope", "report", str(run), "-o", str(locked / "a.html"), "--cache", str(cache)]
+    line = one_line_error(subprocess.run([*without_privilege, *report], capture_output=True, text=True, check=False))
+    assert str(locked) in line
+    assert not cache.exists(), "the run was analysed all the same"
 
 
 def test_cache_folder_comes_from_the_option_or_the_environment(

@@ -20,7 +20,7 @@ from rankscope.analysis.whatif.cause_parts import CAUSE_PARTS
 from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.delays.data import CHARGED
 from rankscope.dashboards.delays.view import _IMPOSED_IN
-from rankscope.dashboards.model.line import Span, pieces
+from rankscope.dashboards.model.line import Span, code_pieces, pieces
 from rankscope.dashboards.overview.figures import STYLES
 from rankscope.dashboards.overview.verdict import _facts
 from rankscope.dashboards.words.units import duration, in_unit, shown_unit, time_unit
@@ -59,6 +59,16 @@ def test_code_and_options_in_text_become_separate_spans() -> None:
         ("time.sleep", "code"),
         (" without ", "span"),
         ("--verdict", "option"),
+    ]
+
+
+def test_options_in_code_are_pieces_that_do_not_break() -> None:
+    texts = ("--exporter-url URL", "rankscope run --no-hardware", "/runs/a--b")
+
+    assert [[(part.text, part.kind) for part in code_pieces(text)] for text in texts] == [
+        [("--exporter-url", "option"), (" URL", "span")],
+        [("rankscope run ", "span"), ("--no-hardware", "option")],
+        [("/runs/a--b", "span")],
     ]
 
 

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
+from typing import Final
 
 
 def printable(text: str) -> str:
@@ -43,6 +45,15 @@ def format_duration(us: float) -> str:
 def factor(value: float) -> str:
     """Format a ratio of two times, such as a slowdown: ``2.41x``."""
     return f"{value:,.2f}x"
+
+
+def sentence_case(text: str) -> str:
+    """Return the text with a capital letter at its beginning, unless that is a name such as ``rank-0.json``."""
+    return text[:1].upper() + text[1:] if _WORD_FIRST.match(text) else text
+
+
+_WORD_FIRST: Final = re.compile(r"[A-Za-z'-]+[,:;.]?(?:\s|\Z)")
+"""Pattern of a text that begins with a word: letters alone, also with a dash between them."""
 
 
 def share_bound(share: float, *, upper: bool) -> str:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import logging
+import os
 import signal
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import ExitStack
+from pathlib import Path
 
 import click
 
@@ -60,6 +62,8 @@ class Receiver:
             store = stack.enter_context(self._store())
             self._inbox, self._outbox = Inbox(store), Outbox(store)
             processing = self._processing(chosen)
+            if chosen.out is not None:
+                _check_out(chosen.out)
             sock = open_listener(host, port)
             make_decoders()
             processing.start()
@@ -136,6 +140,15 @@ class Receiver:
             raise InputError(state or "the store", f"{error}; choose another folder with --state") from error
         store.close()
         raise InputError(state or "the store", "another receiver or watcher uses this folder; choose another with --state")
+
+
+def _check_out(out: Path) -> None:
+    """Open the file of deliveries for appending, as each delivery does. Raises ``InputError``."""
+    try:
+        # Without waiting: a FIFO that no process reads would block the start, and then every delivery.
+        os.close(os.open(out, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o666))
+    except OSError as error:
+        raise InputError(out, f"cannot be written: {error.strerror or error}") from error
 
 
 def _report_doubts(chosen: ReceiverSettings) -> None:

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final, Literal, get_args
 
 import click
-import numpy as np
 import pyarrow as pa
 
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.result.text import size as size_text
 from rankscope.base.errors import InputError
 from rankscope.base.text import did_you_mean, one_line
@@ -94,8 +94,7 @@ def steps(
     if file is not None:
         check_apart(target, file, reader.path, "--output")
     chosen = _chosen(reader, attempt, ranks)
-    first, past = steps or (None, None)
-    selection = _RowSelection(attempt, columns or list(FIELDS), first, past)
+    selection = _RowSelection(attempt, columns or list(FIELDS), StepRange(*steps or ()))
     schema = pa.schema([FIELDS[name] for name in selection.columns])
     written = 0
     with progress() as report, output(target) as (write, size):
@@ -152,17 +151,11 @@ def _chosen(reader: RunReader, attempt: int, wanted: list[int] | None) -> Sequen
 class _RowSelection:
     attempt: int
     columns: Sequence[str]
-    first: int | None
-    past: int | None
-    """Step after the last; ``None``: no bound."""
+    steps: StepRange
 
     def of(self, rows: Rows) -> Rows:
         """Return the rows of the selected steps."""
-        keep = np.ones(len(rows), bool)
-        if self.first is not None:
-            keep &= rows["step"] >= self.first
-        if self.past is not None:
-            keep &= rows["step"] < self.past
+        keep = self.steps.among(rows["step"])
         return rows if keep.all() else rows[keep]
 
 

@@ -55,9 +55,9 @@ def alert_article(alert: AlertRecord) -> Block:
         Text(f"{_when(alert)}; reported by {_SOURCES[alert.source]}.", "help"),
     ]
     if alert.description:
-        parts.append(Details("Evidence", [Text(alert.description)]))
+        parts.append(Details("Description", [Text(alert.description)]))
     if alert.evidence is not None:
-        parts.append(Text(PageLink("Show the evidence", alert.evidence)))
+        parts.append(Text(PageLink("Overview of the run", alert.evidence)))
     if alert.runbook_url is not None:
         parts.append(Text(PageLink("Runbook", alert.runbook_url, elsewhere=True)))
     elif (page := runbooks().get(alert.name)) is not None:

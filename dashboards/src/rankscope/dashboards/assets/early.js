@@ -1,18 +1,8 @@
 // Runs before anything is painted, so that a dark page never flashes white.
 (function () {
-  // What draws the figures is the largest file by far. Pages with figures load it now, but it runs only once Dash awaits it to draw
-  // a figure: the text of the page comes first. Dash itself would load it by an address that browsers do not keep.
+  // What draws the figures is the largest file by far. It runs only once Dash awaits it to draw a figure: the text of the page comes
+  // first. Dash itself would load it by an address that browsers do not keep.
   var plotly = document.currentScript.dataset.plotly;
-  if (/^\/(run\/|compare|alerts|lost-hours)/.test(location.pathname)) {
-    [plotly, "/_dash-component-suites/dash/dcc/async-graph.js"].forEach(function (script) {
-      var loading = document.createElement("link");
-      loading.rel = "preload";
-      loading.as = "script";
-      loading.href = script;
-      loading.fetchPriority = "low";
-      document.head.append(loading);
-    });
-  }
   var drawing = null;
   window.Plotly = {
     then: function (resolve, reject) {
@@ -60,6 +50,26 @@
   var scheme = dark ? "dark" : "light";
   document.documentElement.setAttribute("data-mantine-color-scheme", scheme);
 
+  // Whether a page, or a part of one, as Dash describes it, has a figure.
+  function hasFigure(part) {
+    if (Array.isArray(part)) {
+      return part.some(hasFigure);
+    }
+    return Boolean(part && part.props) && (part.type === "Graph" || hasFigure(part.props.children));
+  }
+
+  // Loads scripts that the page will run, as soon as that delays nothing else.
+  function preload(scripts) {
+    scripts.forEach(function (script) {
+      var loading = document.createElement("link");
+      loading.rel = "preload";
+      loading.as = "script";
+      loading.href = script;
+      loading.fetchPriority = "low";
+      document.head.append(loading);
+    });
+  }
+
   // The server makes the content of the page while the scripts that show it are loading.
   window.rankscopePage = {
     address: function (path, search, colors) {
@@ -76,6 +86,13 @@
   };
   var address = window.rankscopePage.address(location.pathname, location.search, scheme);
   var answer = window.rankscopePage.ask(address);
-  answer.catch(function () {}); // it is asked for again
+  answer.then(
+    function (page) {
+      if (hasFigure(page.content)) {
+        preload([plotly, "/_dash-component-suites/dash/dcc/async-graph.js"]);
+      }
+    },
+    function () {} // it is asked for again
+  );
   window.rankscopePage.first = { address: address, answer: answer };
 })();

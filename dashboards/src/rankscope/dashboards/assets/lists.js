@@ -156,7 +156,7 @@
       var field = props.colDef.field;
       return React.createElement(
         "span",
-        { className: "cell-badges" },
+        { className: field === "state" ? "cell-badges stacked" : "cell-badges" },
         props.value ? badge(props.value, row[field + "_tone"]) : null,
         field === "state" && row.simulated ? badge("Simulated", "simulated") : null,
         props.value ? null : React.createElement("span", { className: "cell-text help" }, withCode(row.sentence || "Not analysed yet"))

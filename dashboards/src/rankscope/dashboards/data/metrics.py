@@ -9,6 +9,7 @@ from typing import Final, Literal
 import numpy as np
 
 from rankscope.analysis.evidence.step_table import steps as recorded
+from rankscope.base.text import sentence_case
 
 Worst = Literal["highest", "lowest"]
 """Bad end of a metric; a cell that covers several steps or ranks shows this extreme."""
@@ -82,9 +83,7 @@ def choices(available: Collection[str]) -> list[dict[str, str | bool]]:
     options: list[dict[str, str | bool]] = [
         {
             "value": name,
-            "label": metric.label[:1].upper()
-            + metric.label[1:]
-            + ("" if name in available else f" (not known: {why_unknown(name)})"),
+            "label": sentence_case(metric.label) + ("" if name in available else f" (not known: {why_unknown(name)})"),
             "disabled": name not in available,
         }
         for name, metric in METRICS.items()

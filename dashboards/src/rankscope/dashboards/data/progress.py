@@ -6,6 +6,8 @@ from collections.abc import Callable
 
 import msgspec
 
+from rankscope.base.text import sentence_case
+
 
 class Progress(msgspec.Struct, frozen=True):
     """Phase of a task, with ``done`` items ``of`` a total; ``of`` is 0 where the total is not known."""
@@ -18,7 +20,7 @@ class Progress(msgspec.Struct, frozen=True):
     def sentence(self) -> str:
         """Progress as text for the user."""
         counted = f": {self.done:,} of {self.of:,}" if self.of else ""
-        return f"{self.activity[:1].upper()}{self.activity[1:]}{counted}"
+        return f"{sentence_case(self.activity)}{counted}"
 
 
 OnProgress = Callable[[Progress], None]

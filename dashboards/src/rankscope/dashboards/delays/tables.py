@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
+from rankscope.base.text import sentence_case
 from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.hosts import WORST_RANK
 from rankscope.dashboards.delays.data import CHARGED, RankDelay
@@ -21,7 +22,7 @@ COLUMNS: Final[list[Column]] = [
     *(
         number_column(
             f"{key}_s",
-            f"{CAUSES[key].label[0].upper()}{CAUSES[key].label[1:]} s",
+            f"{sentence_case(CAUSES[key].label)} s",
             f"Part of the imposed wait over all steps: {CAUSES[key].label}",
             width=170,
             if_known=True,

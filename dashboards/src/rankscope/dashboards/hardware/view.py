@@ -12,6 +12,7 @@ import numpy as np
 
 from rankscope.analysis.evidence.hardware import bare_uuid
 from rankscope.base.errors import RankscopeError
+from rankscope.base.text import sentence_case
 from rankscope.dashboards.charts.cells import CellRows, bin_worst
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.events import HardwareEvent
@@ -299,7 +300,7 @@ def _gauges(gauges: Iterable[str]) -> list[dict[str, Any]]:
     return [
         {
             "value": name,
-            "label": METRICS[name].label[:1].upper() + METRICS[name].label[1:] + ("" if name in available else " (not known)"),
+            "label": sentence_case(METRICS[name].label) + ("" if name in available else " (not known)"),
             "disabled": name not in available,
         }
         for name in of_origin("samples")

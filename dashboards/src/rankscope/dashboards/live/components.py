@@ -16,7 +16,7 @@ from rankscope.dashboards.data.source import NotReadyError
 from rankscope.dashboards.live.grid import list_grid, table_grid
 from rankscope.dashboards.model import page as model
 from rankscope.dashboards.model.drawn import DrawnFigure
-from rankscope.dashboards.model.line import Badge, Line, PageLink, Span, pieces
+from rankscope.dashboards.model.line import Badge, Line, PageLink, Span, code_pieces, pieces
 
 CANCEL: Final = "cancel"
 """Type of the buttons that end a computation."""
@@ -84,7 +84,8 @@ def _piece(piece: Span | PageLink | Badge) -> Component | str:
         return html.Span(piece.text, className="option")
     if piece.kind == "span" and not piece.title and not piece.style:
         return piece.text
-    return _SPANS[piece.kind](piece.text, **_non_empty(title=piece.title, className=piece.style))
+    text = [_piece(part) for part in code_pieces(piece.text)] if piece.kind == "code" else piece.text
+    return _SPANS[piece.kind](text, **_non_empty(title=piece.title, className=piece.style))
 
 
 @singledispatch

@@ -11,7 +11,9 @@ from rankscope.dashboards.words.inert import MAX_TEXT, sanitize
 
 MAX_BADGE: Final = 80
 """Maximum characters of a badge or link. A longer text is in its title."""
-_MARKED: Final = re.compile(r"(`[^`]+`|(?<=\s)--?[a-z][a-z-]*)")
+_OPTION: Final = r"(?<!\S)--?[a-z][a-z-]*"
+_OPTIONS: Final = re.compile(f"({_OPTION})")
+_MARKED: Final = re.compile(f"(`[^`]+`|{_OPTION})")
 """Pattern of code in backticks, and of a command-line option."""
 
 
@@ -72,6 +74,11 @@ def pieces(line: Line) -> list[Span | PageLink | Badge]:
 def _spans(text: str) -> list[Span]:
     parts = enumerate(_MARKED.split(text))
     return [Span(part.strip("`"), "code" if part[0] == "`" else "option") if at % 2 else Span(part) for at, part in parts if part]
+
+
+def code_pieces(text: str) -> list[Span]:
+    """Return the pieces of code: its command-line options, and the text between them."""
+    return [Span(part, "option" if at % 2 else "span") for at, part in enumerate(_OPTIONS.split(text)) if part]
 
 
 def first_pieces(items: Sequence[Piece], most: int) -> list[Piece]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from rankscope.base.text import sentence_case
 from rankscope.dashboards.data.source import GOING_ON, RunSummary
 from rankscope.dashboards.model.line import MAX_BADGE, Badge, PageLink, Span, badge
 from rankscope.dashboards.model.page import Block, Details, Group, Heading, Inline, RedrawMark, Section, Terms, Text
@@ -47,9 +48,9 @@ def _badges(run: RunSummary, kind: Kind | None) -> list[Badge]:
     named = run.status == "failed" and kind != "hang"
     badges = [badge(f"{label}: {run.losses}" if named else label, tone=tone)]
     if run.losses is not None and not named:
-        badges.append(badge(run.losses, tone="bad"))
+        badges.append(badge(sentence_case(run.losses), tone="bad"))
     if run.unrecorded is not None:
-        badges.append(badge(f"recorder off: {run.unrecorded}", tone="fair", title="It switched itself off; training went on"))
+        badges.append(badge(f"Recorder off: {run.unrecorded}", tone="fair", title="It switched itself off; training went on"))
     if run.simulated:
         badges.append(badge("Simulated GPUs", tone="simulated", title="The GPU readings of this run are simulated"))
     return badges

@@ -8,7 +8,7 @@ from rankscope.analysis.result.analysis import Analysis, Finding, RareSteps, Sou
 from rankscope.analysis.result.text import judged_text, reading, steps_of_verdict
 from rankscope.analysis.verdict.bottleneck import HOST_OR_INPUT
 from rankscope.analysis.whatif.step_scenarios import MOST_RANKS
-from rankscope.base.text import ranges_text, share_bound, shortened
+from rankscope.base.text import ranges_text, sentence_case, share_bound, shortened
 from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.source import RunSummary
 from rankscope.dashboards.model.line import Badge, PageLink, Span, badge
@@ -43,7 +43,7 @@ def verdict_card(run: RunSummary, analysis: Analysis) -> list[Block]:
     if others or any(finding.evidence for finding in analysis.findings):
         parts.append(_findings(analysis.findings))
     if analysis.source.warnings:
-        limits = [Heading("What limits the evidence"), Items(analysis.source.warnings)]
+        limits = [Heading("What limits the evidence"), Items([sentence_case(warning) for warning in analysis.source.warnings])]
         parts.append(Group(limits, "warnings", role="note"))
     return [Group(parts, f"verdict tone-{tone if verdict.failure is None else 'bad'}")]
 

@@ -11,6 +11,7 @@ import numpy as np
 from rankscope.analysis.result.analysis import Analysis
 from rankscope.analysis.result.costs import MEANING, Memory, Throughput, Waterfall, WaterfallPart
 from rankscope.analysis.result.text import size
+from rankscope.base.text import sentence_case
 from rankscope.dashboards.charts.downsampled_trend import downsample
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
@@ -125,7 +126,7 @@ _SOURCES: Final = {"steps": "From step records", "windows": "From profiled steps
 def _about_part(part: WaterfallPart) -> str:
     means = MEANING[part.name]
     source = "Not known" if part.us is None else _SOURCES[part.source]
-    return ". ".join(filter(None, [means[:1].upper() + means[1:], source, part.note])) + "."
+    return ". ".join(filter(None, [sentence_case(means), source, part.note])) + "."
 
 
 def _trend(run: RunData, state: PageState, colors: Palette) -> DrawnFigure:

@@ -117,6 +117,10 @@ def _check_target(target: str, run: Path) -> None:
         raise click.BadParameter(f"{target!r} is no regular file; give - for standard output", param_hint="--output")
     if not file.parent.is_dir():
         raise InputError(file.parent, "no such folder")
+    # A link is followed: its target is replaced. The report is written beside it first.
+    folder = Path(os.path.realpath(file)).parent
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise InputError(folder, "this folder cannot be written to")
     # A file inside the run's directory would count as a change of the run.
     if Path(os.path.realpath(run)) in Path(os.path.realpath(file)).parents:
         raise click.BadParameter(f"{target!r} lies in the run itself; give a place outside of it", param_hint="--output")

@@ -29,7 +29,7 @@ from rankscope.dashboards.data.source import GOING_ON
 from rankscope.dashboards.model import page as model
 from rankscope.dashboards.model.columns import Column
 from rankscope.dashboards.model.drawn import DrawnFigure, FigureData, csv_of
-from rankscope.dashboards.model.line import pieces
+from rankscope.dashboards.model.line import code_pieces, pieces
 from rankscope.dashboards.model.page import Block
 from rankscope.dashboards.model.run_head import about, run_head
 from rankscope.dashboards.model.state import PageState, run_of
@@ -124,6 +124,7 @@ class _Contents:
             "leave_out": leave_out,
             "part": lambda block: self._made(block.make, f"{self._view}, part {block.name}"),
             "pieces": pieces,
+            "code_pieces": code_pieces,
             "table": self.table,
         }
 

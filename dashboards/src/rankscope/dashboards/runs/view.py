@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from rankscope.base.errors import RankscopeError
+from rankscope.base.text import sentence_case
 from rankscope.dashboards.charts.causes import CAUSES
 from rankscope.dashboards.data.brief import Brief
 from rankscope.dashboards.data.source import GOING_ON, NotReadyError, RunSource, RunSummary, Stale
@@ -77,15 +78,13 @@ COLUMNS: Final[list[Column]] = [
     text_column("folder", "Folder", width=150, hover=True),
     text_column("sentence", "In words", width=420, hover=True),
 ]
-_SIMULATED_PX: Final = 112
-"""Width of the badge of a simulated run, with the gap before it."""
 
 
 MOST_ASKED: Final = 24
 """Maximum number of rows in one answer."""
 MOST_FOLLOWED: Final = 8
 """Maximum number of live runs per answer whose verdict is kept up to date: each needs a process beside the server."""
-SOUND: Final = "nothing missing"
+SOUND: Final = "Nothing missing"
 
 
 def first_row(source: RunSource, run: RunSummary) -> dict[str, Any]:
@@ -194,15 +193,8 @@ def _health(run: RunSummary, brief: Brief | None, stale: Stale | None) -> str | 
         more = f" (and {brief.warnings - 1} more)" if brief.warnings > 1 else ""
         wrong.append(f"{brief.warning}{more}")
     if wrong:
-        return "; ".join(wrong)
+        return sentence_case("; ".join(wrong))
     return None if brief is None else SOUND
-
-
-def _columns(runs: Sequence[RunSummary]) -> list[Column]:
-    """Return the columns of the list, with room for a second badge in *State* where a run is simulated."""
-    if not any(run.simulated for run in runs):
-        return COLUMNS
-    return [replace(column, width=column.width + _SIMULATED_PX) if column.field == "state" else column for column in COLUMNS]
 
 
 def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> list[Block]:
@@ -213,7 +205,7 @@ def _blocks(source: RunSource, search: str | None, _config: DashboardConfig) -> 
         heading,
         SearchTable(
             name="runs",
-            columns=_columns(source.runs()),
+            columns=COLUMNS,
             rows=lambda: [first_row(source, run) for run in source.runs()],
             file_name="rankscope-runs",
             pick=lambda row: replace(state, picked=row),

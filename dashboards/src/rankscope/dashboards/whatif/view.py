@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from rankscope.analysis.whatif.outcome import hosts_slow_together, rare_steps_text
 from rankscope.analysis.whatif.whatif_result import Effect, WhatIf
+from rankscope.base.text import sentence_case
 from rankscope.dashboards.charts.palette import Palette
 from rankscope.dashboards.data.run_data import RunData
 from rankscope.dashboards.data.source import BEING_WRITTEN
@@ -60,7 +61,7 @@ def saving_blocks(result: WhatIf, counterfactual: Counterfactual | None, week: W
     )
     return [
         Text(f"Without {counterfactual.label} a {step} would be {change}.", "whatif-sentence", live=True),
-        *([] if rare is None else [Text(f"{rare[0].upper()}{rare[1:]}.", "help")]),
+        *([] if rare is None else [Text(f"{sentence_case(rare)}.", "help")]),
         Facts(
             [
                 Fact(step.capitalize(), seconds_text(counterfactual.step_seconds), detail=f"it takes {seconds_text(actual)}"),

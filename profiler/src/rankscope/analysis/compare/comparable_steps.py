@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from rankscope.analysis.compare.recording import Recording
 from rankscope.analysis.costs.recorder_cost import recorder_share
 from rankscope.analysis.evidence.peers import batch_of
+from rankscope.analysis.evidence.step_table.chosen_steps import StepRange
 from rankscope.analysis.evidence.step_table.steps import METRICS, StepTable
 from rankscope.analysis.evidence.typical import after_warm_up
 from rankscope.analysis.result.analysis import Cost
@@ -79,7 +80,7 @@ def comparable_steps(recording: Recording, label: str, *, first: int = 0, end: i
     """
     table = recording.table
     count = len(table.steps)
-    inside = (table.steps >= first) & (True if end is None else table.steps < end)
+    inside = StepRange(first, end).among(table.steps)
     warm = inside & ~after_warm_up(count)
     profiled = inside & ~warm & table.profiled.any(axis=0)
     keep = inside & ~warm & ~profiled

@@ -19,7 +19,7 @@ from rankscope.analysis.compare.compare_result import (
     Throughput,
     Unit,
 )
-from rankscope.analysis.compare.compare_wording import exactly, percent, percentage, size, time
+from rankscope.analysis.compare.compare_wording import exactly, percent, percentage, rate, rounded_time, size, time
 from rankscope.analysis.result.text import CYAN, GREEN, RED, UNKNOWN, YELLOW, aligned, colored, counted, fitting, listing, wrapped
 from rankscope.base.text import printable
 
@@ -84,8 +84,8 @@ def _sides(sides: Sequence[Side], width: int) -> str:
             counted(side.world_size, "rank"),
             f"steps {side.steps[0]} to {side.steps[1] - 1}, {side.used_steps} compared",
         ]
-        facts += [f"{side.samples_per_s:,.4g} samples/s"] if side.samples_per_s is not None else []
-        facts += [f"{side.tokens_per_s:,.4g} tokens/s"] if side.tokens_per_s is not None else []
+        facts += [f"{rate(side.samples_per_s)} samples/s"] if side.samples_per_s is not None else []
+        facts += [f"{rate(side.tokens_per_s)} tokens/s"] if side.tokens_per_s is not None else []
         cost = side.cost_per_million_tokens or side.cost_per_million_samples
         if cost is not None:
             unit = "tokens" if side.cost_per_million_tokens is not None else "samples"
@@ -152,7 +152,7 @@ def _step_rows(step: Quantity, per: str) -> list[list[str]]:
 
 
 def _throughput_row(throughput: Throughput) -> list[str]:
-    values = [f"{throughput.a:,.4g}", f"{throughput.b:,.4g}", f"{throughput.b - throughput.a:+,.4g}"]
+    values = [rate(throughput.a), rate(throughput.b), rate(throughput.b - throughput.a, signed=True)]
     return [
         f"{throughput.unit} per second",
         *values,
@@ -213,7 +213,7 @@ def _rank_table(ranks: Sequence[RankShift], per: Per, width: int) -> str:
         against = time(row.excess_b_us - row.excess_a_us, signed=True)
         word = {"worse": "slower", "better": "faster"}.get(row.outcome, row.outcome)
         own = f"{time(row.own_a_us)} -> {time(row.own_b_us)}"
-        imposed = f"{_value(row.imposed_a_us, 'us')} -> {_value(row.imposed_b_us, 'us')}"
+        imposed = " -> ".join(UNKNOWN if us is None else rounded_time(us) for us in (row.imposed_a_us, row.imposed_b_us))
         rows.append([str(row.rank), printable(host), own, against, imposed, row.phase or UNKNOWN, word])
     rows = fitting(rows, width, _DISPENSABLE_OF_RANKS)
     lines = textwrap.wrap(
@@ -232,7 +232,7 @@ def _scaling_table(scaling: Scaling, width: int) -> str:
         [
             _column(row.label),
             str(row.world_size),
-            UNKNOWN if row.per_s is None else f"{row.per_s:,.4g}",
+            UNKNOWN if row.per_s is None else rate(row.per_s),
             UNKNOWN if row.speedup is None else f"{row.speedup:.3g}",
             f"{row.linear:.3g}",
             UNKNOWN if row.efficiency is None else percent(row.efficiency, signed=False),

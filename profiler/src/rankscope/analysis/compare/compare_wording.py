@@ -9,17 +9,33 @@ from rankscope.analysis.compare.comparable_steps import ComparableSteps
 from rankscope.analysis.compare.compare_result import Per, Quantity, RankShift, Shift
 
 _TIMES: Final = ((1e3, 1.0, "µs"), (1e6, 1e3, "ms"), (7.2e9, 1e6, "s"), (float("inf"), 3.6e9, "h"))
+_DIGITS: Final = 4
+_CHANGE_DIGITS: Final = 3
+"""Digits of a change: the noise of both sides is in it, so its third digit is rarely certain."""
 _BYTES: Final = ((2.0**10, 1.0, "B"), (2.0**20, 2.0**10, "KiB"), (2.0**30, 2.0**20, "MiB"), (float("inf"), 2.0**30, "GiB"))
 
 
 def time(us: float, *, signed: bool = False) -> str:
-    """Format a time as ``102.4 ms``, with four digits because compared times are often close."""
-    return _scaled(us, _TIMES, signed=signed)
+    """Format a time as ``102.4 ms``, with four digits because compared times are often close; a ``signed`` change has three."""
+    return _scaled(us, _TIMES, signed=signed, digits=_CHANGE_DIGITS if signed else _DIGITS)
+
+
+def rounded_time(us: float) -> str:
+    """Format a change without its sign, or an imposed wait, as ``19.8 ms``."""
+    return _scaled(us, _TIMES, signed=False, digits=_CHANGE_DIGITS)
 
 
 def size(count: float, *, signed: bool = False) -> str:
-    """Format a number of bytes as ``1.25 GiB``."""
-    return _scaled(count, _BYTES, signed=signed)
+    """Format a number of bytes as ``1.25 GiB``; digits as those of ``time``."""
+    return _scaled(count, _BYTES, signed=signed, digits=_CHANGE_DIGITS if signed else _DIGITS)
+
+
+def rate(per_second: float, *, signed: bool = False) -> str:
+    """Format a rate as ``302.5`` or ``12,346``; digits as those of ``time``."""
+    sign = "+" if signed else ""
+    if abs(per_second) >= 1000:
+        return f"{per_second:{sign},.0f}"
+    return f"{per_second:{sign}.{_CHANGE_DIGITS if signed else _DIGITS}g}"
 
 
 def percent(share: float, *, signed: bool = True) -> str:
@@ -42,10 +58,11 @@ def percentage(share: float, *, signed: bool = True) -> str:
     return f"{round(number, digits) + 0.0:{'+' if signed else ''}.{digits}f}"
 
 
-def _scaled(value: float, table: tuple[tuple[float, float, str], ...], *, signed: bool) -> str:
+def _scaled(value: float, table: tuple[tuple[float, float, str], ...], *, signed: bool, digits: int) -> str:
     # The limit is a little lower, because a number that rounds up to a thousand belongs to the next unit.
-    divisor, unit = next((divisor, unit) for limit, divisor, unit in table if abs(value) < 0.99995 * limit)
-    return f"{value / divisor:{'+' if signed else ''}.4g} {unit}"
+    divisor, unit = next((divisor, unit) for limit, divisor, unit in table if abs(value) < (1 - 0.5 * 10**-digits) * limit)
+    rounded = float(f"{value / divisor:.{digits}g}")
+    return f"{rounded:{'+' if signed else ''}.15g} {unit}"
 
 
 _NAMED: Final = 3
@@ -100,7 +117,9 @@ def _addition(step: Quantity, a: str, b: str) -> str:
     """Return what belongs to the sentence: the size of the effect, or the change that would have been seen."""
     typical = step.typical
     if typical is not None and step.outcome == "undecided":
-        detectable_text = percent(typical.detectable / typical.a, signed=False) if typical.a > 0 else time(typical.detectable)
+        detectable_text = (
+            percent(typical.detectable / typical.a, signed=False) if typical.a > 0 else rounded_time(typical.detectable)
+        )
         return f"A change of {detectable_text} or more would most likely have been seen."
     if typical is None or step.outcome not in ("worse", "better"):
         return ""
@@ -158,13 +177,15 @@ def _who(ranks: Sequence[RankShift], hosts: Sequence[str], per: Per) -> str:
     if on_host:
         on = [row for row in on_host if row.host_b == worst.host_b]
         by = sum(map(_change, on)) / len(on)
-        return f"All ranks of host {worst.host_b} became slower than the others, by {time(by)} per {per}{where}."
+        return f"All ranks of host {worst.host_b} became slower than the others, by {rounded_time(by)} per {per}{where}."
     host = f" on {worst.host_b}" if worst.host_b else ""
     host_change = f" (before on {worst.host_a})" if worst.host_a and worst.host_a != worst.host_b else ""
-    text = f"Rank {worst.rank}{host}{host_change} became slower than its peers by {time(_change(worst))} per {per}{where}."
+    text = (
+        f"Rank {worst.rank}{host}{host_change} became slower than its peers by {rounded_time(_change(worst))} per {per}{where}."
+    )
     if worst.imposed_a_us is None or worst.imposed_b_us is None:
         return text
-    imposed = f"{time(worst.imposed_b_us)} per {per} and waiting rank instead of {time(worst.imposed_a_us)}"
+    imposed = f"{rounded_time(worst.imposed_b_us)} per {per} and waiting rank instead of {rounded_time(worst.imposed_a_us)}"
     return f"{text} Its imposed wait is {imposed}."
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeVar
 import msgspec
 
 from rankscope.analysis.operations import EXCLUSIONS
-from rankscope.base.text import format_duration, one_line, printable, ranges_text, share_bound
+from rankscope.base.text import factor, format_duration, one_line, printable, ranges_text, share_bound
 
 if TYPE_CHECKING:
     from rankscope.analysis.result.analysis import (
@@ -311,15 +311,25 @@ def _encodable(value: Any) -> Any:
 def reading(item: Evidence) -> tuple[str, str]:
     """Format name and value of a piece of evidence: ``("imposed wait", "77 ms")``, ``("p =", "0.0005")``."""
     name = item.name.replace("_", " ").replace(".", " ")
-    match item.unit:
-        case "us":
-            sign = "-" if item.value < 0 else ""
-            # Below the resolution of the clocks.
-            return name, f"{sign}{format_duration(abs(item.value))}" if abs(item.value) >= 0.5 else "none"
-        case "ratio":
-            return name, f"{item.value:.1%}" if 0 < abs(item.value) < 0.0995 else f"{item.value:.0%}"
-        case "probability":
-            return f"{name.removesuffix(' value')} =", f"{item.value:.2g}"
-        case "steps":  # the names of counts say what they count
-            return name, f"{item.value:,.0f}"
-    return name, f"{item.value:,.4g} {item.unit}".rstrip()
+    if item.unit == "probability":
+        return f"{name.removesuffix(' value')} =", f"{item.value:.2g}"
+    if item.unit in _READINGS:
+        return name, _READINGS[item.unit](item.value)
+    return name, f"{item.value:,.0f} {item.unit}" if abs(item.value) >= 100 else f"{item.value:.3g} {item.unit}"
+
+
+def _signed_duration(us: float) -> str:
+    # Below the resolution of the clocks.
+    return "none" if abs(us) < 0.5 else f"{'-' if us < 0 else ''}{format_duration(abs(us))}"
+
+
+_READINGS: Final[dict[str, Callable[[float], str]]] = {
+    "us": _signed_duration,
+    "ratio": lambda share: f"{share:.1%}" if 0 < abs(share) < 0.0995 else f"{share:.0%}",
+    "x": factor,
+    "GPU-hours": lambda hours: f"{hours_text(hours)} GPU-hours",
+    "hertz": lambda hertz: f"{hertz / 1e6:,.0f} MHz",
+    # Names of counts say what they count.
+    **dict.fromkeys(("steps", "count", "number"), "{:,.0f}".format),
+}
+"""Text of a value, by its unit."""
