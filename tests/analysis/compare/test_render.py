@@ -149,6 +149,7 @@ def test_scaling_table_shows_cost_and_losses_in_80_columns() -> None:
         (rate(123_456.0), "123,456"),
         (rate(-44.32, signed=True), "-44.3"),
         (rate(1_834.2, signed=True), "+1,834"),
+        (rate(999.6, signed=True), "+1,000"),
         (time(3.6e9 * 5), "5 h"),
         (size(2**30 * 1.5), "1.5 GiB"),
         (size(0), "0 B"),

@@ -179,12 +179,12 @@ def test_health_is_in_view_beside_simulated_runs(site: str, opened: Opened) -> N
     with opened(site, viewport={"width": 1280, "height": 900}) as page:
         grid = page.get_by_role("grid")
         expect(grid).to_contain_text("Simulated")
-        sides = "one => [one.getBoundingClientRect().right, one.closest('[role=grid]').getBoundingClientRect().right]"
+        sides = "header => [header, header.closest('[role=grid]')].map(part => part.getBoundingClientRect().right)"
         right, edge = grid.get_by_role("columnheader", name="Health").evaluate(sides)
         assert right <= edge
-        outside = """badges => badges.filter(one => {
-            const [badge, row] = [one, one.closest('[role=row]')].map(part => part.getBoundingClientRect());
-            return badge.top < row.top || badge.bottom > row.bottom;
+        outside = """badges => badges.filter(badge => {
+            const [inner, outer] = [badge, badge.closest('[role=row]')].map(part => part.getBoundingClientRect());
+            return inner.top < outer.top || inner.bottom > outer.bottom;
         }).length"""
         assert grid.locator(".badge").evaluate_all(outside) == 0, "both badges are whole"
 
@@ -195,8 +195,8 @@ def test_hostile_run_names_are_inert_on_a_narrow_screen(site: str, opened: Opene
         expect(runs(page)).to_have_count(3)
         expect(page.get_by_role("grid")).to_contain_text("Compute bound")
         expect(page.get_by_role("grid")).to_contain_text("simulated · rank 2 · slow input")
-        edge = "one.closest('[role=grid]').getBoundingClientRect().right"
-        cut = f"badges => badges.filter(one => one.getBoundingClientRect().right > {edge}).length"
+        edge = "badge.closest('[role=grid]').getBoundingClientRect().right"
+        cut = f"badges => badges.filter(badge => badge.getBoundingClientRect().right > {edge}).length"
         assert page.get_by_role("grid").locator(".badge").evaluate_all(cut) == 0, "badges are whole"
         assert fits(page)
         runs(page).filter(has_text="<img").click()

@@ -21,7 +21,7 @@ else addEventListener("message", async event => {
   if (event.data === "PING") return event.source.postMessage("PONG", event.origin);
   const {buffer, title, fileName} = event.data.perfetto;
   const text = await new Response(new Blob([buffer]).stream().pipeThrough(new DecompressionStream("gzip"))).text();
-  const names = JSON.parse(text).traceEvents.map(one => one.name);
+  const names = JSON.parse(text).traceEvents.map(event => event.name);
   document.getElementById("got").textContent = [title, fileName, names.includes("step 21"), names.includes("step 23")].join("; ");
 });
 </script>"""

@@ -89,10 +89,10 @@ def test_plotly_is_loaded_once(run_url: str, opened: Opened) -> None:
         view_drawn(page)
         page.reload()  # the page of a run that is analysed begins with its figures
         view_drawn(page)
-        loaded = page.evaluate("performance.getEntriesByType('resource').map(one => one.name)")
+        loaded = page.evaluate("performance.getEntriesByType('resource').map(entry => entry.name)")
         assert sum("plotly.v" in name for name in loaded) == 1, loaded
         assert not any("plotly.min" in name for name in loaded), loaded
-        early = page.evaluate("[...document.querySelectorAll('link[rel=preload][as=script]')].map(one => one.href)")
+        early = page.evaluate("[...document.querySelectorAll('link[rel=preload][as=script]')].map(link => link.href)")
         assert len(early) == len(set(early) & set(loaded)) == 2, early
 
 

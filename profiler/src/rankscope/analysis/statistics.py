@@ -25,6 +25,14 @@ FEWEST_BATCHES: Final = 8
 BATCH_LENGTH: Final = 3.0
 """Length of a batch in multiples of the time that noise lasts, so that neighbouring batches correlate little."""
 
+SAMPLED_RANKS: Final = 64
+"""Number of ranks, at most, from which a median over all ranks is estimated."""
+
+
+def sampled(rows: NDArray[np.intp]) -> NDArray[np.intp]:
+    """Return at most ``SAMPLED_RANKS`` of the rows of ranks, at equal distances."""
+    return rows[:: max(1, -(-len(rows) // SAMPLED_RANKS))]
+
 
 def middle(values: Iterable[float | None]) -> float | None:
     """Return the median of the known values; ``None`` without any."""

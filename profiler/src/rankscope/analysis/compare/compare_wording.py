@@ -33,9 +33,8 @@ def size(count: float, *, signed: bool = False) -> str:
 def rate(per_second: float, *, signed: bool = False) -> str:
     """Format a rate as ``302.5`` or ``12,346``; digits as those of ``time``."""
     sign = "+" if signed else ""
-    if abs(per_second) >= 1000:
-        return f"{per_second:{sign},.0f}"
-    return f"{per_second:{sign}.{_CHANGE_DIGITS if signed else _DIGITS}g}"
+    rounded = float(f"{per_second:.{_CHANGE_DIGITS if signed else _DIGITS}g}")
+    return f"{per_second:{sign},.0f}" if abs(rounded) >= 1000 else f"{rounded:{sign}.15g}"
 
 
 def percent(share: float, *, signed: bool = True) -> str:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.order import by_step, of_blocks
 from rankscope.analysis.evidence.step_table.steps import METRICS, Matrices, Matrix, StepTable, Stored
-from rankscope.analysis.statistics import lower_medians
+from rankscope.analysis.statistics import SAMPLED_RANKS, lower_medians, sampled
 from rankscope.runs.records import RankInfo
 
 WARM_UP: Final = 5
@@ -29,9 +29,6 @@ _LONGER: Final = 2.0
 
 _FEWEST: Final = 10
 """Number of steps below which none is called rare."""
-
-_SAMPLED: Final = 64
-"""Number of ranks, about, whose times give the time of a step."""
 
 _MEETS: Final = 0.9
 """Share of the steps with waiting from which ranks are taken to meet in every step."""
@@ -76,7 +73,7 @@ def rare_steps(table: StepTable) -> tuple[NDArray[np.float64], NDArray[np.bool_]
     than to theirs. A delay of one rank may show in the waiting of the others only at their next step, so both count. Profiled
     steps and warm-up are not rare.
     """
-    walls = table.some("wall_us", slice(None), np.arange(len(table.ranks))[:: -(-len(table.ranks) // _SAMPLED) or 1])
+    walls = table.some("wall_us", slice(None), sampled(np.arange(len(table.ranks))))
     length = _middle(walls)
     count = len(length)
     usual = after_warm_up(count) & np.isfinite(length) & ~table.profiled.any(axis=0)
@@ -178,7 +175,7 @@ def _without_waiting(table: StepTable, infos: Mapping[int, RankInfo]) -> dict[st
     if not table.is_known("own_us"):
         return None
     # Nearly every run has waiting in nearly every step of some rank; these need no copies of all matrices.
-    sampled_times = table.some("blocked_us", slice(None), np.arange(len(table.ranks))[:_SAMPLED])
+    sampled_times = table.some("blocked_us", slice(None), np.arange(len(table.ranks))[:SAMPLED_RANKS])
     if (np.nan_to_num(sampled_times) > 0).any(axis=0).mean() >= _MEETS:
         return None
     wall, blocked = table.matrix("wall_us"), table.matrix("blocked_us")

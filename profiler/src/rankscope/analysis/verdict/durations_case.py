@@ -128,7 +128,7 @@ def duration_case(
         window_us=evidence.window_us,
     )
     doubt = _doubt(judgement, evidence)
-    unproven = None if by_own_times else _nobody_unclear(evidence)
+    unproven = None if by_own_times else _why_inconclusive(evidence)
     restriction = among_compared(len(blame.ranks), setting.world_size, evidence.source.many)
     return with_judgement(
         replace(
@@ -252,7 +252,7 @@ def _untested(evidence: DurationEvidence) -> MissingEvidence | None:
     )
 
 
-def _nobody_unclear(evidence: DurationEvidence) -> MissingEvidence | None:
+def _why_inconclusive(evidence: DurationEvidence) -> MissingEvidence | None:
     """Return why the durations do not prove that no rank is late; ``None`` where they do."""
     if evidence.gathers and (late := find_late(evidence.matched.blame, evidence.window_us / _HIDDEN)) is not None:
         least = format_duration(late.gain_us / max(1, len(evidence.matched.blame.steps)))

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from rankscope.analysis.evidence.step_table.steps import Matrix, Stored
 from rankscope.analysis.inference.judging.significance import BLOCKS, block_slices
+from rankscope.analysis.statistics import SAMPLED_RANKS, sampled
 
 MOST_BLOCKS: Final = 32
 """Largest number of blocks: more would only make permutations slower. Of two ranks, which one block separates least, it is twice
@@ -21,9 +22,6 @@ _LEAST_BLOCK: Final = 4.0
 
 _PIECE: Final = 25
 """Number of steps, at least, within which noise is estimated."""
-
-_SAMPLED: Final = 64
-"""Number of ranks, at most, that it is estimated from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +62,7 @@ def noise_of(own: Stored, at_most: float = math.inf) -> Noise:
     for the means of the pieces, which were subtracted (Kendall 1954).
     """
     ranks, steps = own.shape
-    rows = np.arange(ranks)[:: -(-ranks // _SAMPLED)]
+    rows = sampled(np.arange(ranks))
     over = _over_peers(own, rows).clip(-at_most, at_most)
     pieces = block_slices(steps, min(BLOCKS, max(1, steps // _PIECE)))
     steps_apart: list[float] = []
@@ -89,5 +87,5 @@ def _over_peers(own: Stored, rows: NDArray[np.intp]) -> Matrix:
     if len(own) == 2:
         difference: Matrix = (own[:1].astype(np.float64) - own[1:]).repeat(1, axis=0)
         return np.concatenate([difference, -difference])
-    sample = own[:: max(1, len(own) // (4 * _SAMPLED))]
+    sample = own[:: max(1, len(own) // (4 * SAMPLED_RANKS))]
     return own[rows].astype(np.float64) - np.median(sample, axis=0)

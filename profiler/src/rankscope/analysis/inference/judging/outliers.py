@@ -25,6 +25,7 @@ from rankscope.analysis.inference.judging.significance import (
     widest_gap,
 )
 from rankscope.analysis.inference.judging.slow_ranks import SlowRanks
+from rankscope.analysis.statistics import sampled
 
 _LIMITED: Final = 0.5
 """Least mean of the limited excess of a slow rank, in multiples of that of the excess itself: a rank that is slow in half of the
@@ -87,7 +88,7 @@ def _chance_of_few_steps(own: Stored, rows: Sequence[int], others: NDArray[np.in
     reach its total. Of several ``rows``, the one that is slow most rarely counts. The result is at most ``UNCLEAR``: what
     permutations exclude remains a suspicion.
     """
-    usual = np.median(own[others[:: -(-len(others) // _SAMPLED)]], axis=0)
+    usual = np.median(own[sampled(others)], axis=0)
     slow_steps = min((far_steps(np.minimum(own[row] - usual, measure.at_most)) for row in rows), key=np.count_nonzero)
     if slow_steps.mean() >= _MOST_STEPS:
         return 0.0
@@ -97,9 +98,6 @@ def _chance_of_few_steps(own: Stored, rows: Sequence[int], others: NDArray[np.in
 
 _MOST_STEPS: Final = 0.75
 """Share of the steps from which a rank is slow in all of them but for noise."""
-
-_SAMPLED: Final = 64
-"""Number of ranks, at most, whose median is the usual own time of a step."""
 
 
 def by_chance_elsewhere(times: OwnTimes, slow: SlowRanks, others: Sequence[OwnTimes]) -> float:
